@@ -1,0 +1,233 @@
+"""The interface of the fabric: records, events, and the `TransferEngine` that libfabric and the simulator implement.
+
+Thread rule: one thread (the messenger's pump) makes every call of a `TransferEngine`; only `wake` may come
+from any thread. Nothing here raises for a failure of the network: those are events.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fabric.errors import OperationError
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteRegion:
+    """What a peer needs to write into a memory: the protection key, and the base that byte offsets are added to
+    (the virtual address, or 0 where the provider counts from the region's start), and the length in bytes."""
+
+    key: int
+    base: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryRegion:
+    """Registered local memory. `address` and `length` in bytes; stays valid until `deregister`."""
+
+    id: int
+    address: int
+    length: int
+    remote: RemoteRegion
+
+
+@dataclass(frozen=True, slots=True)
+class PageWrites:
+    """`len(source_indices)` writes of `length` bytes, write i going
+
+        from  source.address + source_indices[i] * source_stride + source_offset
+        to    target         + target_indices[i] * target_stride + target_offset
+
+    each carrying `immediate`. A single write has one index; an immediate-only write has length 0.
+    The source bytes must stay unchanged until the handle's `WritesEnded`.
+    """
+
+    source: MemoryRegion
+    source_indices: Sequence[int]
+    source_stride: int
+    source_offset: int
+    target: RemoteRegion
+    target_indices: Sequence[int]
+    target_stride: int
+    target_offset: int
+    length: int
+    immediate: int
+
+
+@dataclass(frozen=True, slots=True)
+class Landing:
+    """A receiving endpoint opened for one peer instance. `address`: opaque bytes that the peer connects to."""
+
+    id: int
+    peer: str
+    address: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Sending:
+    """A sending endpoint, connected (lazily) to one landing endpoint of a peer."""
+
+    id: int
+    peer: str
+
+
+@dataclass(frozen=True, slots=True)
+class WritesFailed:
+    """The first failure of a batch, at once: nothing more of it will be posted. `posted` is final.
+    A `WritesEnded` follows when no posted write is outstanding any more."""
+
+    handle: int
+    posted: int
+    error: OperationError
+
+
+@dataclass(frozen=True, slots=True)
+class WritesEnded:
+    """The one terminal event of a batch: nothing of it is outstanding, its source bytes may be reused.
+
+    posted / completed: writes handed to the network, and those that completed without error. `error` is None
+    unless a write failed. Times are CLOCK_MONOTONIC nanoseconds, 0 where it never happened.
+    `cancelled`: ended by `cancel` or by closing the endpoint.
+    """
+
+    handle: int
+    posted: int
+    completed: int
+    bytes: int
+    cancelled: bool
+    error: OperationError | None
+    first_posted_ns: int
+    last_posted_ns: int
+    completed_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """An expectation saw exactly its count. Every byte of those writes is readable."""
+
+    handle: int
+    count: int
+    first_ns: int
+    last_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class OverCounted:
+    """An expectation saw more than its count: the transfer must fail, closed. Reported once."""
+
+    handle: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointFailed:
+    """The connection of an endpoint broke. Writes on it end with their own events; close the endpoint."""
+
+    endpoint: int
+    peer: str
+    error: OperationError
+
+
+Event = WritesFailed | WritesEnded | Arrived | OverCounted | EndpointFailed
+
+
+@dataclass(frozen=True, slots=True)
+class FabricCounters:
+    """Monotone counters and gauges of one engine, for metrics and for the leak test."""
+
+    writes_posted: int
+    writes_completed: int
+    writes_failed: int
+    bytes_posted: int
+    immediates_counted: int
+    stale_immediates: int
+    over_counts: int
+    post_retries: int
+    outstanding: int
+    armed: int
+    expectations: int
+    endpoints: int
+    regions: int
+
+
+class TransferEngine(ABC):
+    """One per node. See the package docstring for the life of a write."""
+
+    provider: str
+    """libfabric's name of it ("net", "tcp;ofi_rxm", "efa", ...) or "simulated"."""
+
+    fence_needs_dead_peer: bool
+    """True where a landing endpoint may be closed only once the peer's process is proven dead."""
+
+    @abstractmethod
+    def register(self, address: int, length: int) -> MemoryRegion:
+        """Name `length` bytes at `address` to the network. The memory must not move or be freed before
+        `deregister`. Raises RegistrationFailed."""
+
+    @abstractmethod
+    def deregister(self, region: MemoryRegion) -> None:
+        """No fence: close the endpoints that may still be writing first."""
+
+    @abstractmethod
+    def open_landing(self, peer: str) -> Landing:
+        """A fresh receiving endpoint for one instance of a peer (`peer` is a label for errors)."""
+
+    @abstractmethod
+    def connect(self, peer: str, landing_address: bytes) -> Sending:
+        """A sending endpoint to a peer's landing. Connects with the first write."""
+
+    @abstractmethod
+    def close_endpoint(self, endpoint: Landing | Sending) -> None:
+        """Synchronous and local. For a Landing this is the fence: nothing its peer posts can land once this
+        returns, and its expectations are dropped without events. For a Sending: armed and unposted writes are
+        cancelled, and every batch of it gets its `WritesEnded` from the next `progress`."""
+
+    @abstractmethod
+    def write(self, endpoint: Sending, batch: PageWrites) -> int:
+        """Queue a batch for posting now; returns its handle. Posting happens in C, within the cap on
+        outstanding writes, fairly between endpoints. Raises EndpointClosed."""
+
+    @abstractmethod
+    def write_when(self, endpoint: Sending, word_address: int, threshold: int, batch: PageWrites) -> int:
+        """Arm a batch: it is posted once the u64 at `word_address` is >= `threshold`. The word is monotone and
+        must stay mapped until the batch ended. Raises EndpointClosed."""
+
+    @abstractmethod
+    def cancel(self, handle: int) -> tuple[int, int]:
+        """Post nothing more of this batch. Returns (posted, completed) so far; `posted` is final, and
+        `WritesEnded` follows once nothing is outstanding. Unknown or ended handle: (0, 0)."""
+
+    @abstractmethod
+    def expect(self, landing: Landing, immediate: int, count: int) -> int:
+        """Arm an immediate on one landing: `Arrived` when exactly `count` (> 0) writes carrying it have landed
+        there. Any other immediate that lands counts as stale. Raises FabricUsageError if its slot is armed."""
+
+    @abstractmethod
+    def revise(self, handle: int, count: int) -> None:
+        """Change an expectation's count (the sender stopped early). `Arrived` is emitted again if the count
+        seen already equals it; count 0 arrives at once if nothing landed."""
+
+    @abstractmethod
+    def counted(self, handle: int) -> int:
+        """Writes seen so far for an expectation."""
+
+    @abstractmethod
+    def forget(self, handle: int) -> None:
+        """Disarm an expectation; later immediates of its generation are stale."""
+
+    @abstractmethod
+    def progress(self, timeout: float) -> list[Event]:
+        """Poll words, post, drain completions and count immediates, with the GIL released, until an event is
+        there, `wake` is called, or `timeout` seconds have passed. Sleeps on file descriptors while nothing is
+        armed. Never raises for the network."""
+
+    @abstractmethod
+    def wake(self) -> None:
+        """End the current or next `progress` early. From any thread."""
+
+    @abstractmethod
+    def counters(self) -> FabricCounters: ...
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close endpoints, regions and the domain. Idempotent."""
