@@ -1,0 +1,292 @@
+"""Every message between processes. Frozen, tagged by its class name, decoded only against the union of its channel.
+
+    router  <- node      NodeStatus, TokenDelta, RequestEnded          (the node dials the router)
+    router  -> node      StatusAck, DecodeRequest, Abort
+    decode  -> prefill   Hello, Ping, PrefillRequest, AbortTransfer    (the decode node dials the prefill node)
+    decode  <- prefill   Welcome, HelloRefused, Pong, PrefillAccepted, PrefillRefused, TransferFinished, Stopped
+    either               Nack: the answer to a frame that could not be read or is not handled here
+"""
+
+from enum import Enum
+from typing import Annotated
+
+import msgspec
+
+from protocol.layout import KVLayout
+from protocol.sampling import SamplingParams
+from protocol.ticket import TransferKey, TransferTicket
+
+MAX_PROMPT_TOKENS = 1 << 20
+
+Count = Annotated[int, msgspec.Meta(ge=0)]
+Seconds = Annotated[float, msgspec.Meta(ge=0.0)]
+Name = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
+PublicId = Annotated[str, msgspec.Meta(max_length=512)]
+Text = Annotated[str, msgspec.Meta(max_length=4096)]
+TokenId = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
+Prompt = Annotated[list[TokenId], msgspec.Meta(min_length=1, max_length=MAX_PROMPT_TOKENS)]
+
+
+class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag_field="type", tag=True):
+    """Base of all messages."""
+
+
+class FailureCode(Enum):
+    """Why something was refused or failed; the router alone turns it into an HTTP status."""
+
+    INVALID = "invalid"
+    """The request itself is wrong for this model. Not retryable."""
+    TOO_LONG = "too_long"
+    """Prompt (plus new tokens) exceeds what this cluster can ever hold. Not retryable."""
+    OVERLOADED = "overloaded"
+    """A bounded queue or the page pool is full now."""
+    INCOMPATIBLE = "incompatible"
+    """Model, layout or protocol differ between the two sides."""
+    STALE_PEER = "stale_peer"
+    """Addressed to another instance or a fenced landing: handshake again."""
+    NO_PREFILL = "no_prefill"
+    """No prefill node accepted or finished the prompt."""
+    TRANSFER_FAILED = "transfer_failed"
+    """KV did not arrive whole."""
+    NODE_LOST = "node_lost"
+    """The node that served the request is gone."""
+    DEADLINE = "deadline"
+    """The request's own deadline passed."""
+    DRAINING = "draining"
+    """The node is stopping and takes nothing new."""
+    CAPACITY = "capacity"
+    """The request outgrew the whole cache while decoding."""
+    UNSUPPORTED = "unsupported"
+    """A message that this node does not handle, or could not decode."""
+    INTERNAL = "internal"
+    """Our bug."""
+
+
+class Failure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    code: FailureCode
+    message: Text
+
+
+class Role(Enum):
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+
+class FinishReason(Enum):
+    STOP = "stop"
+    """An end token was sampled (it is the last token of the output)."""
+    LENGTH = "length"
+    CANCELLED = "cancelled"
+    ERROR = "error"
+
+
+# ---- node and router ------------------------------------------------------------------------------------------------
+
+
+class NodeStatus(Message, frozen=True):
+    """Registration and heartbeat, every second and whenever readiness changes.
+
+    instance: random per process. name: for people. control_address: where decode nodes dial (prefill role, else "").
+    compatibility: digest of protocol, model and layout; only nodes with equal digests are paired. tokenizer: digest of
+    the tokenizer files, checked against the router's. max_context: most tokens (prompt + new) one request may reach.
+    waiting: accepted requests that hold no pages yet. local_prefill: serves alone, needs no prefill node.
+    """
+
+    role: Role
+    instance: Name
+    name: Name
+    control_address: Annotated[str, msgspec.Meta(max_length=256)]
+    status_address: Annotated[str, msgspec.Meta(max_length=256)]
+    compatibility: Name
+    tokenizer: Name
+    model: Name
+    provider: Name
+    ready: bool
+    draining: bool
+    local_prefill: bool
+    page_size: Count
+    pages_total: Count
+    pages_free: Count
+    pages_quarantined: Count
+    running: Count
+    waiting: Count
+    max_context: Count
+
+
+class StatusAck(Message, frozen=True):
+    """Answer to each NodeStatus. A change of `router_instance` ends all work of the old one. `refusal`: why the router
+    will not use this node, or None."""
+
+    router_instance: Name
+    refusal: Text | None
+
+
+class PrefillAddress(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    instance: Name
+    name: Name
+    address: Name
+
+
+class DecodeRequest(Message, frozen=True):
+    """`request`: the key that names it on every node, minted once by the router. `public_id`: what the client called
+    it, for logs only. `deadline_s`: seconds from receipt. `prefills`: best first; asked in this order."""
+
+    request: Name
+    public_id: PublicId
+    prompt: Prompt
+    sampling: SamplingParams
+    deadline_s: Seconds
+    prefills: Annotated[list[PrefillAddress], msgspec.Meta(max_length=64)]
+
+
+class Abort(Message, frozen=True):
+    """Stop a request; unknown keys are ignored. One RequestEnded follows for a known one."""
+
+    request: Name
+
+
+class TokenDelta(Message, frozen=True):
+    """New tokens of one request, in order. `index` is the position of the first within the output, from 0."""
+
+    request: Name
+    index: Count
+    tokens: Annotated[list[TokenId], msgspec.Meta(min_length=1, max_length=1 << 16)]
+
+
+class Ledger(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Where one request's time and bytes went, as durations that were each measured on one clock.
+
+    queue_s: waiting for pages and for the prefill node's scheduler. prefill_s: from the prompt's first forward to the
+    end of its last. exposed_transfer_s: the part of the wait for KV that neither of those covers (message hops
+    included). first_step_s: from KV arrival to the first sampled token. writes / bytes: counted on arrival.
+    early_writes / last_chunk_writes: of the last prefill chunk, posted before its forward ended, and all.
+    prefill_node "" and provider "" where the prompt ran on the decode node itself.
+    """
+
+    decode_node: Name
+    prefill_node: Annotated[str, msgspec.Meta(max_length=256)] = ""
+    provider: Annotated[str, msgspec.Meta(max_length=64)] = ""
+    attempts: Count = 0
+    prefill_chunks: Count = 0
+    queue_s: Seconds = 0.0
+    prefill_s: Seconds = 0.0
+    exposed_transfer_s: Seconds = 0.0
+    first_step_s: Seconds = 0.0
+    writes: Count = 0
+    bytes: Count = 0
+    early_writes: Count = 0
+    last_chunk_writes: Count = 0
+
+
+class RequestEnded(Message, frozen=True):
+    """The one terminal message of a request, after its last TokenDelta. `failure` with reason ERROR only."""
+
+    request: Name
+    reason: FinishReason
+    failure: Failure | None
+    ledger: Ledger
+
+
+# ---- decode and prefill ---------------------------------------------------------------------------------------------
+
+
+class Hello(Message, frozen=True):
+    """Opens or renews a decode node's session. `expects`: the prefill instance it means to reach. `landing_address`:
+    the endpoint opened for that instance alone, numbered `landing` (a fence raises the number)."""
+
+    instance: Name
+    name: Name
+    expects: Name
+    compatibility: Name
+    layout: KVLayout
+    landing: Annotated[int, msgspec.Meta(ge=1)]
+    landing_address: Annotated[bytes, msgspec.Meta(min_length=1, max_length=4096)]
+
+
+class Welcome(Message, frozen=True):
+    instance: Name
+    landing: Annotated[int, msgspec.Meta(ge=1)]
+    layout: KVLayout
+
+
+class HelloRefused(Message, frozen=True):
+    instance: Name
+    landing: Annotated[int, msgspec.Meta(ge=1)]
+    failure: Failure
+
+
+class Ping(Message, frozen=True):
+    instance: Name
+
+
+class Pong(Message, frozen=True):
+    instance: Name
+
+
+class PrefillRequest(Message, frozen=True):
+    """Run `tokens` (the prompt without its last token) and write its KV as the ticket says."""
+
+    ticket: TransferTicket
+    public_id: PublicId
+    tokens: Prompt
+    deadline_s: Seconds
+
+
+class PrefillAccepted(Message, frozen=True):
+    key: TransferKey
+
+
+class PrefillRefused(Message, frozen=True):
+    """Nothing was or will be written for this key."""
+
+    key: TransferKey
+    failure: Failure
+
+
+class AbortTransfer(Message, frozen=True):
+    """Write nothing more; answered by Stopped (or by the TransferFinished that crossed it)."""
+
+    key: TransferKey
+
+
+class PrefillTimes(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """On the prefill node's clock. queue_s: from receipt to the first forward. prefill_s: first forward to end of last.
+    early_writes / last_chunk_writes: see Ledger."""
+
+    chunks: Count
+    queue_s: Seconds
+    prefill_s: Seconds
+    early_writes: Count
+    last_chunk_writes: Count
+
+
+class TransferFinished(Message, frozen=True):
+    """All `posted` writes completed locally. `checksums` (debug mode): CRC-32 per written page, layer by layer, pages
+    in ticket order within a layer; little-endian u32."""
+
+    key: TransferKey
+    posted: Count
+    times: PrefillTimes
+    checksums: Annotated[bytes, msgspec.Meta(max_length=1 << 24)] | None
+
+
+class Stopped(Message, frozen=True):
+    """Nothing more will be posted for this key. `posted` is final; `completed` of them succeeded by now. May overtake
+    the data of those writes. `failure` None: stopped because asked to."""
+
+    key: TransferKey
+    posted: Count
+    completed: Count
+    failure: Failure | None
+
+
+class Nack(Message, frozen=True):
+    """The frame just received could not be decoded or is of a type that this node does not handle."""
+
+    failure: Failure
+
+
+FromNode = NodeStatus | TokenDelta | RequestEnded | Nack
+ToNode = StatusAck | DecodeRequest | Abort | Nack
+FromDecode = Hello | Ping | PrefillRequest | AbortTransfer | Nack
+ToDecode = Welcome | HelloRefused | Pong | PrefillAccepted | PrefillRefused | TransferFinished | Stopped | Nack

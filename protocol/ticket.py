@@ -1,0 +1,41 @@
+"""The transfer ticket: what a decode node hands to a prefill node so that it may write one prompt's KV."""
+
+from typing import Annotated
+
+import msgspec
+
+U64 = Annotated[int, msgspec.Meta(ge=0)]
+BlockId = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
+
+
+class TransferKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True, order=True):
+    """Names one attempt at one transfer. `request` is minted once, by the router, and never parsed; `instance` is the
+    decode process that opened the attempt."""
+
+    request: str
+    attempt: Annotated[int, msgspec.Meta(ge=1)]
+    instance: str
+
+    def __str__(self) -> str:
+        return f"{self.request}#{self.attempt}"
+
+
+class RankTicket(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Where one decode rank's share lands: its registered pool (key, base, length as the fabric's remote region), the
+    destination block ids from `first_page` on, and the immediate that every write carries."""
+
+    region_key: U64
+    region_base: U64
+    region_length: U64
+    blocks: Annotated[list[BlockId], msgspec.Meta(min_length=1, max_length=1 << 20)]
+    immediate: Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
+
+
+class TransferTicket(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Used once. `landing` numbers the landing endpoint of the handshake: a fence opens a new one, and a ticket for an
+    old one is refused. `first_page` is the first page that the decode side does not hold already."""
+
+    key: TransferKey
+    landing: Annotated[int, msgspec.Meta(ge=1)]
+    first_page: Annotated[int, msgspec.Meta(ge=0)]
+    ranks: Annotated[list[RankTicket], msgspec.Meta(min_length=1, max_length=64)]
