@@ -1,10 +1,10 @@
 """Every message between processes. Frozen, tagged by its class name, decoded only against the union of its channel.
 
-    router  <- node      NodeStatus, TokenDelta, RequestEnded          (the node dials the router)
-    router  -> node      StatusAck, DecodeRequest, Abort
-    decode  -> prefill   Hello, Ping, PrefillRequest, AbortTransfer    (the decode node dials the prefill node)
-    decode  <- prefill   Welcome, HelloRefused, Pong, PrefillAccepted, PrefillRefused, TransferFinished, Stopped
-    either               Nack: the answer to a frame that could not be read or is not handled here
+router  <- node      NodeStatus, TokenDelta, RequestEnded          (the node dials the router)
+router  -> node      StatusAck, DecodeRequest, Abort
+decode  -> prefill   Hello, Ping, PrefillRequest, AbortTransfer    (the decode node dials the prefill node)
+decode  <- prefill   Welcome, HelloRefused, Pong, PrefillAccepted, PrefillRefused, TransferFinished, Stopped
+either               Nack: the answer to a frame that could not be read or is not handled here
 """
 
 from enum import Enum

@@ -1,0 +1,201 @@
+"""The control thread of a node: ZeroMQ sockets, their handlers, a clock tick, and sends from other threads.
+
+Every send is non-blocking and every queue bounded: a peer that does not read loses messages (which its deadlines and
+heartbeats turn into failures), it never blocks us. Handlers run on the control thread and must not block.
+"""
+
+import logging
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import zmq
+
+from protocol.codec import MAX_FRAME_BYTES, BadFrame, decode, encode
+from protocol.curve import ClusterKey, Gatekeeper
+from protocol.logs import event
+from protocol.messages import Failure, FailureCode, Nack
+
+HIGH_WATER_MARK = 1000
+MAX_POSTED = 10_000
+MAX_FRAMES_PER_TURN = 100
+TICK_S = 1.0
+
+log = logging.getLogger(__name__)
+
+Handler = Callable[["Link", bytes, Any], None]
+"""(link, identity of the sender or b"", decoded message)"""
+
+
+@dataclass(eq=False)
+class Link:
+    """One socket and what may arrive on it. `bound`: many peers behind identities, else one peer."""
+
+    socket: "zmq.Socket[bytes]"
+    expected: Any
+    handler: Handler
+    bound: bool
+
+
+@dataclass
+class ChannelCounters:
+    received: int = 0
+    bad_frames: int = 0
+    unsent: int = 0
+
+
+class ControlThread:
+    """Owns the node's control sockets. `post` and `send` may come from any thread; the rest runs on this one."""
+
+    def __init__(
+        self, key: ClusterKey, identity: str, on_tick: Callable[[], None], high_water_mark: int = HIGH_WATER_MARK
+    ) -> None:
+        self._key = key
+        self._identity = identity.encode()
+        self._on_tick = on_tick
+        self._high_water_mark = high_water_mark
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._gatekeeper = Gatekeeper(self._context, key)
+        self._poller = zmq.Poller()
+        self._links: dict[Any, Link] = {}
+        self._posted: deque[Callable[[], None]] = deque(maxlen=MAX_POSTED)
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._thread = threading.Thread(target=self._run, name="control", daemon=True)
+        self._stopping = False
+        self.counters = ChannelCounters()
+        self.longest_turn_s = 0.0
+
+    # -- before start, or on the control thread --
+
+    def bind(self, address: str, expected: Any, handler: Handler) -> tuple[Link, str]:
+        """A socket that peers dial. Returns the link and the address it got. Raises zmq.ZMQError."""
+        socket = self._socket(zmq.ROUTER)
+        socket.router_mandatory = True
+        socket.router_handover = True
+        self._key.secure_server(socket)
+        socket.bind(address)
+        return self._add(Link(socket, expected, handler, bound=True)), socket.last_endpoint.decode()
+
+    def dial(self, address: str, expected: Any, handler: Handler) -> Link:
+        """A socket to one peer; reconnects by itself, and drops what was queued for a peer that is away."""
+        socket = self._socket(zmq.DEALER)
+        socket.routing_id = self._identity
+        socket.reconnect_ivl = 100
+        socket.reconnect_ivl_max = 1000
+        self._key.secure_client(socket)
+        socket.connect(address)
+        return self._add(Link(socket, expected, handler, bound=False))
+
+    def hang_up(self, link: Link) -> None:
+        if self._links.pop(link.socket, None) is not None:
+            self._poller.unregister(link.socket)
+            link.socket.close(0)
+
+    def send_now(self, link: Link, message: msgspec.Struct, to: bytes = b"") -> bool:
+        """On the control thread. False if the peer's queue is full or the peer is unknown: counted, not raised."""
+        frames = [to, encode(message)] if link.bound else [encode(message)]
+        try:
+            link.socket.send_multipart(frames, zmq.NOBLOCK)
+        except (zmq.Again, zmq.ZMQError) as error:
+            if not isinstance(error, zmq.Again) and error.errno != zmq.EHOSTUNREACH:
+                raise
+            self.counters.unsent += 1
+            return False
+        return True
+
+    # -- from any thread --
+
+    def start(self) -> None:
+        self._gatekeeper.start()
+        self._thread.start()
+
+    def post(self, action: Callable[[], None]) -> None:
+        """Run `action` on the control thread, after those posted before."""
+        self._posted.append(action)
+        os.eventfd_write(self._wake, 1)
+
+    def send(self, link: Link, message: msgspec.Struct, to: bytes = b"") -> None:
+        self.post(lambda: self.send_now(link, message, to))
+
+    def close(self) -> None:
+        """Runs what was posted, then closes every socket."""
+        self._stopping = True
+        os.eventfd_write(self._wake, 1)
+        if self._thread.ident is not None:
+            self._thread.join()
+        for link in list(self._links.values()):
+            self._poller.unregister(link.socket)
+            link.socket.close(200)
+        self._links.clear()
+        self._gatekeeper.close()
+        self._context.term()
+        os.close(self._wake)
+
+    @property
+    def alive(self) -> bool:
+        return self._thread.is_alive()
+
+    # -- the thread --
+
+    def _socket(self, kind: int) -> "zmq.Socket[bytes]":
+        socket = self._context.socket(kind)
+        socket.linger = 0
+        socket.sndhwm = self._high_water_mark
+        socket.rcvhwm = self._high_water_mark
+        socket.maxmsgsize = MAX_FRAME_BYTES
+        return socket
+
+    def _add(self, link: Link) -> Link:
+        self._links[link.socket] = link
+        self._poller.register(link.socket, zmq.POLLIN)
+        return link
+
+    def _run(self) -> None:
+        self._poller.register(self._wake, zmq.POLLIN)
+        next_tick = time.monotonic() + TICK_S
+        while not self._stopping:
+            ready = self._poller.poll(max(0.0, next_tick - time.monotonic()) * 1000)
+            started = time.monotonic()
+            for socket, _ in ready:
+                if socket == self._wake:
+                    os.eventfd_read(self._wake)
+                elif socket in self._links:
+                    self._receive(self._links[socket])
+            self._run_posted()
+            if time.monotonic() >= next_tick:
+                next_tick += TICK_S
+                self._on_tick()
+            self.longest_turn_s = max(self.longest_turn_s, time.monotonic() - started)
+        self._run_posted()
+        self._poller.unregister(self._wake)
+
+    def _run_posted(self) -> None:
+        for _ in range(len(self._posted)):
+            self._posted.popleft()()
+
+    def _receive(self, link: Link) -> None:
+        for _ in range(MAX_FRAMES_PER_TURN):
+            try:
+                frames = link.socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            sender = frames[0] if link.bound else b""
+            self._dispatch(link, sender, frames[-1])
+            if link.socket not in self._links:
+                return
+
+    def _dispatch(self, link: Link, sender: bytes, frame: bytes) -> None:
+        self.counters.received += 1
+        try:
+            message = decode(frame, link.expected)
+        except BadFrame as error:
+            self.counters.bad_frames += 1
+            event(log, "bad frame", logging.WARNING, sender=sender.decode(errors="replace"), error=str(error))
+            self.send_now(link, Nack(failure=Failure(FailureCode.UNSUPPORTED, str(error)[:1000])), sender)
+            return
+        link.handler(link, sender, message)

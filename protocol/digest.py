@@ -1,0 +1,47 @@
+"""Digests that decide whether two processes serve the same model."""
+
+import hashlib
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+from protocol import PROTOCOL_VERSION
+from protocol.layout import KVLayout
+
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
+_BLOCK = 1 << 22
+
+
+def tokenizer_digest(model: Path) -> str:
+    """Over the tokenizer and chat template files of a model folder, by name and content."""
+    return _digest_files(model / name for name in _TOKENIZER_FILES if (model / name).is_file())
+
+
+def model_digest(model: Path) -> str:
+    """Over config, weights and tokenizer of a model folder."""
+    weights = sorted(model.glob("*.safetensors"))
+    return _digest_files([model / "config.json", *weights]) + tokenizer_digest(model)
+
+
+def compatibility_digest(model: str, layout: KVLayout) -> str:
+    """What must be equal before two nodes exchange KV: protocol version, model, dtype and page geometry."""
+    facts = [
+        PROTOCOL_VERSION,
+        model,
+        layout.dtype,
+        layout.layers,
+        layout.kv_heads,
+        layout.page_size,
+        layout.head_dim,
+    ]
+    return hashlib.blake2b(json.dumps(facts).encode(), digest_size=16).hexdigest()
+
+
+def _digest_files(files: Iterable[Path]) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    for path in files:
+        digest.update(f"{path.name}:{path.stat().st_size}:".encode())
+        with path.open("rb") as file:
+            while block := file.read(_BLOCK):
+                digest.update(block)
+    return digest.hexdigest()
