@@ -5,13 +5,14 @@ heartbeats turn into failures), it never blocks us. Handlers run on the control 
 """
 
 import logging
+import math
 import os
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import zmq
@@ -30,6 +31,10 @@ log = logging.getLogger(__name__)
 
 Handler = Callable[["Link", bytes, Any], None]
 """(link, identity of the sender or b"", decoded message)"""
+
+
+class ControlOverloaded(RuntimeError):
+    """The control thread does not keep up: our bug, the node is unhealthy."""
 
 
 @dataclass(eq=False)
@@ -63,7 +68,7 @@ class ControlThread:
         self._gatekeeper = Gatekeeper(self._context, key)
         self._poller = zmq.Poller()
         self._links: dict[Any, Link] = {}
-        self._posted: deque[Callable[[], None]] = deque(maxlen=MAX_POSTED)
+        self._posted: deque[Callable[[], None]] = deque()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._thread = threading.Thread(target=self._run, name="control", daemon=True)
         self._stopping = False
@@ -79,7 +84,7 @@ class ControlThread:
         socket.router_handover = True
         self._key.secure_server(socket)
         socket.bind(address)
-        return self._add(Link(socket, expected, handler, bound=True)), socket.last_endpoint.decode()
+        return self._add(Link(socket, expected, handler, bound=True)), cast(bytes, socket.last_endpoint).decode()
 
     def dial(self, address: str, expected: Any, handler: Handler) -> Link:
         """A socket to one peer; reconnects by itself, and drops what was queued for a peer that is away."""
@@ -115,12 +120,17 @@ class ControlThread:
         self._thread.start()
 
     def post(self, action: Callable[[], None]) -> None:
-        """Run `action` on the control thread, after those posted before."""
+        """Run `action` on the control thread, after those posted before. Raises ControlOverloaded if that thread hangs."""
+        if len(self._posted) >= MAX_POSTED:
+            raise ControlOverloaded(f"the control thread has {MAX_POSTED} actions waiting")
         self._posted.append(action)
         os.eventfd_write(self._wake, 1)
 
     def send(self, link: Link, message: msgspec.Struct, to: bytes = b"") -> None:
-        self.post(lambda: self.send_now(link, message, to))
+        def action() -> None:
+            self.send_now(link, message, to)
+
+        self.post(action)
 
     def close(self) -> None:
         """Runs what was posted, then closes every socket."""
@@ -156,10 +166,17 @@ class ControlThread:
         return link
 
     def _run(self) -> None:
+        try:
+            self._serve()
+        except Exception:
+            log.exception("control thread died")
+            raise
+
+    def _serve(self) -> None:
         self._poller.register(self._wake, zmq.POLLIN)
         next_tick = time.monotonic() + TICK_S
         while not self._stopping:
-            ready = self._poller.poll(max(0.0, next_tick - time.monotonic()) * 1000)
+            ready = self._poller.poll(max(0, math.ceil((next_tick - time.monotonic()) * 1000)))
             started = time.monotonic()
             for socket, _ in ready:
                 if socket == self._wake:

@@ -10,6 +10,7 @@ import stat
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import Self
 
 import zmq
 from zmq.auth.thread import ThreadAuthenticator
@@ -99,7 +100,7 @@ class Gatekeeper:
             self._authenticator.stop()
             self._authenticator = None
 
-    def __enter__(self) -> "Gatekeeper":
+    def __enter__(self) -> Self:
         self.start()
         return self
 
