@@ -1,0 +1,31 @@
+"""Builds `fabric._core`, the C core over libfabric (cffi, API mode).
+
+`python -m fabric._build` compiles in place; setuptools uses `cffi_modules=["fabric/_build.py:ffi"]`. Needs a C
+compiler and libfabric's headers; a libfabric outside the system's folders is named through CFLAGS and LDFLAGS.
+"""
+
+import os
+from pathlib import Path
+
+from cffi import FFI
+
+ROOT = Path(__file__).resolve().parent.parent
+CORE = Path("fabric/core")
+SOURCES = ("provider", "endpoint", "batch", "immediates", "posting", "progress")
+
+ffi = FFI()
+_header = (ROOT / CORE / "core.h").read_text()
+ffi.cdef("\n".join(line for line in _header.splitlines() if not line.startswith("#")))
+ffi.set_source(
+    "fabric._core",
+    '#include "core.h"',
+    sources=[str(CORE / f"{name}.c") for name in SOURCES],
+    depends=[str(CORE / "core.h"), str(CORE / "internal.h")],
+    include_dirs=[str(CORE)],
+    libraries=["fabric"],
+    extra_compile_args=["-O2", "-std=gnu11", "-Wall", "-Wextra", "-Wno-unused-parameter"],
+)
+
+if __name__ == "__main__":
+    os.chdir(ROOT)
+    ffi.compile(verbose=False)

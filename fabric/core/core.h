@@ -1,0 +1,100 @@
+/* The C core as Python sees it: flat records and opaque handles. cffi reads this file too (lines that start
+ * with '#' are dropped), so it holds plain declarations only.
+ *
+ * Thread rule: one thread makes every call of an engine; only kf_wake may come from any thread.
+ */
+#ifndef KVFERRY_FABRIC_CORE_H
+#define KVFERRY_FABRIC_CORE_H
+#include <stdint.h>
+#include <stddef.h>
+
+typedef struct kf_engine kf_engine;
+typedef struct kf_region kf_region;
+typedef struct kf_endpoint kf_endpoint;
+typedef struct kf_batch kf_batch;
+
+typedef struct {
+    int32_t code;      /* positive errno or FI_E... value; 0 where there is none */
+    char call[40];     /* the libfabric call that failed */
+    char text[96];     /* the library's words for the code */
+    char provider[160]; /* the provider's own words, or empty */
+} kf_error;
+
+typedef struct {
+    const char *provider; /* exactly as libfabric spells it */
+    const char *node;     /* interface address to bind to */
+    uint32_t endpoint_cap; /* writes outstanding on one endpoint */
+    uint32_t domain_cap;   /* writes outstanding in all; an endpoint with none outstanding may always post one */
+    int64_t connect_timeout_ns; /* an endpoint that cannot post for this long, with nothing outstanding, failed */
+} kf_options;
+
+typedef struct {
+    uint64_t source; /* address of index 0, offset included */
+    uint64_t source_stride;
+    const uint64_t *source_indices;
+    kf_region *source_region;
+    uint64_t target; /* the same on the peer's side, counted from the region's base */
+    uint64_t target_stride;
+    const uint64_t *target_indices;
+    uint64_t target_key;
+    uint64_t count;
+    uint64_t length;
+    uint32_t immediate;
+} kf_writes;
+
+enum kf_kind { KF_WRITES_FAILED = 1, KF_WRITES_ENDED, KF_ARRIVED, KF_OVER_COUNTED, KF_ENDPOINT_FAILED };
+
+typedef struct {
+    int32_t kind;
+    int32_t cancelled;
+    int64_t id;    /* handle of the batch or expectation, or id of the endpoint */
+    int64_t count; /* writes posted, or immediates counted */
+    int64_t completed;
+    int64_t bytes;
+    int64_t first_ns;
+    int64_t last_ns;
+    int64_t completed_ns;
+    kf_error error; /* code 0: none */
+} kf_event;
+
+typedef struct {
+    int64_t writes_posted, writes_completed, writes_failed, bytes_posted;
+    int64_t immediates_counted, stale_immediates, over_counts, post_retries;
+    int64_t outstanding, armed, expectations, endpoints, regions;
+    int64_t sleeps; /* times that kf_progress went to sleep */
+} kf_counters;
+
+/* provider.c */
+uint32_t kf_libfabric_version(void);
+int kf_providers(const char *node, char *names, size_t size);
+kf_engine *kf_open(const kf_options *options, kf_error *error);
+int kf_delivery_complete(const kf_engine *engine);
+void kf_close(kf_engine *engine);
+kf_region *kf_register(kf_engine *engine, uint64_t address, uint64_t length, uint64_t key, kf_error *error);
+uint64_t kf_region_key(const kf_region *region);
+uint64_t kf_region_base(const kf_region *region);
+void kf_deregister(kf_engine *engine, kf_region *region);
+
+/* endpoint.c */
+kf_endpoint *kf_open_landing(kf_engine *engine, int64_t id, kf_error *error);
+kf_endpoint *kf_connect(kf_engine *engine, int64_t id, const void *address, size_t size, kf_error *error);
+int kf_endpoint_address(kf_endpoint *endpoint, void *address, size_t *size, kf_error *error);
+void kf_close_endpoint(kf_engine *engine, kf_endpoint *endpoint);
+
+/* batch.c */
+kf_batch *kf_write(kf_engine *engine, kf_endpoint *endpoint, int64_t handle, const kf_writes *writes,
+                   uint64_t word_address, uint64_t threshold);
+void kf_cancel(kf_engine *engine, kf_batch *batch, int64_t *posted, int64_t *completed);
+
+/* immediates.c */
+int kf_expect(kf_engine *engine, kf_endpoint *landing, int64_t handle, uint32_t immediate, int64_t count);
+void kf_revise(kf_engine *engine, uint32_t slot, int64_t count);
+int64_t kf_counted(const kf_engine *engine, uint32_t slot);
+void kf_forget(kf_engine *engine, uint32_t slot);
+
+/* progress.c */
+int kf_progress(kf_engine *engine, int64_t timeout_ns, kf_event *events, int capacity);
+void kf_wake(kf_engine *engine);
+void kf_read_counters(const kf_engine *engine, kf_counters *counters);
+
+#endif

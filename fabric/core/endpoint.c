@@ -1,0 +1,139 @@
+/* Endpoints: one completion queue and one address vector each, so that closing one leaves nothing behind. */
+#include "internal.h"
+
+#include <stdlib.h>
+#include <sys/epoll.h>
+
+#define KF_POSTED_RECEIVES 512
+
+static int kf_open_cq(kf_engine *engine, kf_endpoint *endpoint, kf_error *error) {
+    struct fi_cq_attr attr = {
+        .size = kf_cq_size(engine, endpoint->landing), .format = FI_CQ_FORMAT_DATA, .wait_obj = FI_WAIT_FD};
+    int rc = fi_cq_open(engine->domain, &attr, &endpoint->cq, NULL);
+    if (rc) return kf_set_error(error, "fi_cq_open", rc), rc;
+    int fd = -1;
+    rc = fi_control(&endpoint->cq->fid, FI_GETWAIT, &fd);
+    if (rc) return kf_set_error(error, "fi_control(FI_GETWAIT)", rc), rc;
+    struct epoll_event event = {.events = EPOLLIN};
+    if (epoll_ctl(engine->epoll_fd, EPOLL_CTL_ADD, fd, &event)) return kf_set_error(error, "epoll_ctl", errno), -errno;
+    return 0;
+}
+
+static int kf_open_ep(kf_engine *engine, kf_endpoint *endpoint, kf_error *error) {
+    struct fi_av_attr attr = {.type = FI_AV_UNSPEC, .count = 4};
+    int rc = fi_av_open(engine->domain, &attr, &endpoint->av, NULL);
+    if (rc) return kf_set_error(error, "fi_av_open", rc), rc;
+    rc = fi_endpoint(engine->domain, engine->info, &endpoint->ep, NULL);
+    if (rc) return kf_set_error(error, "fi_endpoint", rc), rc;
+    rc = fi_ep_bind(endpoint->ep, &endpoint->av->fid, 0);
+    if (!rc) rc = fi_ep_bind(endpoint->ep, &endpoint->cq->fid, FI_TRANSMIT | FI_RECV);
+    if (rc) return kf_set_error(error, "fi_ep_bind", rc), rc;
+    rc = fi_enable(endpoint->ep);
+    if (rc) return kf_set_error(error, "fi_enable", rc), rc;
+    return 0;
+}
+
+static int kf_open_operations(kf_engine *engine, kf_endpoint *endpoint, kf_error *error) {
+    uint32_t count = engine->options.endpoint_cap;
+    endpoint->operations = calloc(count, sizeof *endpoint->operations);
+    if (!endpoint->operations) return kf_set_error(error, "calloc", ENOMEM), -ENOMEM;
+    for (uint32_t i = 0; i < count; i++) {
+        endpoint->operations[i].next_free = endpoint->free_operations;
+        endpoint->free_operations = &endpoint->operations[i];
+    }
+    return 0;
+}
+
+bool kf_post_receive(kf_engine *engine, kf_endpoint *endpoint) {
+    if (!(engine->info->mode & FI_RX_CQ_DATA)) return true;
+    return fi_recv(endpoint->ep, NULL, 0, NULL, FI_ADDR_UNSPEC, &endpoint->receive_context) == 0;
+}
+
+/* Frees everything of an endpoint that holds no batch any more, also one that was only half opened. */
+static void kf_free_endpoint(kf_endpoint *endpoint) {
+    if (endpoint->ep) fi_close(&endpoint->ep->fid);
+    if (endpoint->cq) fi_close(&endpoint->cq->fid);
+    if (endpoint->av) fi_close(&endpoint->av->fid);
+    free(endpoint->operations);
+    free(endpoint);
+}
+
+static kf_endpoint *kf_open_endpoint(kf_engine *engine, int64_t id, bool landing, kf_error *error) {
+    kf_endpoint *endpoint = calloc(1, sizeof *endpoint);
+    if (!endpoint) return kf_set_error(error, "calloc", ENOMEM), NULL;
+    endpoint->id = id;
+    endpoint->landing = landing;
+    kf_node_init(&endpoint->link);
+    kf_node_init(&endpoint->ready);
+    kf_node_init(&endpoint->batches);
+    kf_node_init(&endpoint->queue);
+    if (kf_open_cq(engine, endpoint, error) || kf_open_ep(engine, endpoint, error) ||
+        (!landing && kf_open_operations(engine, endpoint, error))) {
+        kf_free_endpoint(endpoint);
+        return NULL;
+    }
+    kf_append(&engine->endpoints, &endpoint->link);
+    engine->counters.endpoints++;
+    return endpoint;
+}
+
+kf_endpoint *kf_open_landing(kf_engine *engine, int64_t id, kf_error *error) {
+    kf_endpoint *endpoint = kf_open_endpoint(engine, id, true, error);
+    for (int i = 0; endpoint && i < KF_POSTED_RECEIVES && kf_post_receive(engine, endpoint); i++) {}
+    return endpoint;
+}
+
+/* `address` came from another machine: one that cannot be of our address format is refused before it is read. */
+kf_endpoint *kf_connect(kf_engine *engine, int64_t id, const void *address, size_t size, kf_error *error) {
+    if (size != engine->info->src_addrlen) return kf_set_error(error, "fi_av_insert", FI_EINVAL), NULL;
+    kf_endpoint *endpoint = kf_open_endpoint(engine, id, false, error);
+    if (!endpoint) return NULL;
+    int rc = fi_av_insert(endpoint->av, address, 1, &endpoint->peer, 0, NULL);
+    if (rc == 1) return endpoint;
+    kf_set_error(error, "fi_av_insert", rc < 0 ? rc : FI_EINVAL);
+    kf_close_endpoint(engine, endpoint);
+    return NULL;
+}
+
+int kf_endpoint_address(kf_endpoint *endpoint, void *address, size_t *size, kf_error *error) {
+    int rc = fi_getname(&endpoint->ep->fid, address, size);
+    if (rc) kf_set_error(error, "fi_getname", rc);
+    return rc;
+}
+
+/* The peer is gone or refuses: everything that was not posted yet fails with the same reason. */
+void kf_fail_endpoint(kf_engine *engine, kf_endpoint *endpoint, const kf_error *error) {
+    if (endpoint->failed) return;
+    endpoint->failed = true;
+    endpoint->error = *error;
+    kf_mark_ready(&engine->ready_endpoints, &endpoint->ready);
+    kf_node *node = endpoint->batches.next;
+    while (node != &endpoint->batches) {
+        kf_batch *batch = KF_OWNER(node, kf_batch, of_endpoint);
+        node = node->next; /* a batch that ends leaves this list */
+        if (batch->posted < batch->count) kf_fail_batch(engine, batch, error);
+    }
+}
+
+static void kf_end_batch_of_closed(kf_engine *engine, kf_batch *batch) {
+    kf_stop_batch(engine, batch);
+    batch->cancelled = true;
+    engine->counters.outstanding -= (int64_t)batch->outstanding;
+    batch->outstanding = 0;
+    kf_end_if_done(engine, batch);
+    batch->endpoint = NULL;
+}
+
+/* For a landing this is the fence. fi_close comes first and is synchronous: after it the provider neither writes
+ * for the peer nor reads our sources. Batches end here; completions still in the queue are dropped with it. */
+void kf_close_endpoint(kf_engine *engine, kf_endpoint *endpoint) {
+    fi_close(&endpoint->ep->fid);
+    endpoint->ep = NULL;
+    if (endpoint->landing) kf_drop_expectations(engine, endpoint);
+    while (kf_linked(&endpoint->batches))
+        kf_end_batch_of_closed(engine, KF_OWNER(endpoint->batches.next, kf_batch, of_endpoint));
+    kf_unlink(&endpoint->ready);
+    kf_unlink(&endpoint->link);
+    kf_free_endpoint(endpoint);
+    engine->counters.endpoints--;
+}

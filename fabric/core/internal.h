@@ -1,0 +1,158 @@
+/* Records shared by the files of the C core. Read this first.
+ *
+ * A batch waits in exactly one place: a word's armed list, its endpoint's queue, or nowhere (all of it posted or
+ * stopped, only completions are awaited). What Python must be told is a flag on the object, and the object is put
+ * on one of the engine's `ready_*` lists: events can be delayed by a full array but never lost.
+ */
+#ifndef KVFERRY_FABRIC_INTERNAL_H
+#define KVFERRY_FABRIC_INTERNAL_H
+
+#include <errno.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <string.h>
+
+#include <rdma/fabric.h>
+#include <rdma/fi_cm.h>
+#include <rdma/fi_domain.h>
+#include <rdma/fi_endpoint.h>
+#include <rdma/fi_errno.h>
+#include <rdma/fi_rma.h>
+
+#include "core.h"
+
+#define KF_SLOTS 4096
+#define KF_GENERATION_BITS 20
+#define KF_GENERATION_MASK ((1u << KF_GENERATION_BITS) - 1)
+
+/* Circular doubly linked list; a head is a node that links to itself when empty. */
+typedef struct kf_node {
+    struct kf_node *prev, *next;
+} kf_node;
+
+#define KF_OWNER(node, type, member) ((type *)((char *)(node) - offsetof(type, member)))
+
+static inline void kf_node_init(kf_node *node) { node->prev = node->next = node; }
+static inline bool kf_linked(const kf_node *node) { return node->next != node; }
+static inline void kf_insert_after(kf_node *place, kf_node *node) {
+    node->prev = place;
+    node->next = place->next;
+    place->next->prev = node;
+    place->next = node;
+}
+static inline void kf_append(kf_node *head, kf_node *node) { kf_insert_after(head->prev, node); }
+static inline void kf_unlink(kf_node *node) {
+    node->prev->next = node->next;
+    node->next->prev = node->prev;
+    kf_node_init(node);
+}
+static inline void kf_mark_ready(kf_node *head, kf_node *node) {
+    if (!kf_linked(node)) kf_append(head, node);
+}
+
+/* One write in flight. `context` comes first: the provider gets it as the operation's context and may scribble there. */
+typedef struct kf_operation {
+    struct fi_context2 context;
+    kf_batch *batch;
+    struct kf_operation *next_free;
+} kf_operation;
+
+struct kf_region {
+    struct fid_mr *mr;
+    uint64_t base; /* what a peer adds its offsets to */
+    kf_node link;
+};
+
+struct kf_endpoint {
+    int64_t id;
+    struct fid_ep *ep;
+    struct fid_cq *cq;
+    struct fid_av *av;
+    fi_addr_t peer;
+    bool landing, failed, failure_reported;
+    kf_error error;
+    kf_node link;    /* engine->endpoints */
+    kf_node ready;   /* engine->ready_endpoints */
+    kf_node batches; /* every batch of this endpoint that has not ended */
+    kf_node queue;   /* batches with writes to post now, in order */
+    kf_operation *operations, *free_operations;
+    uint32_t outstanding;
+    int64_t retry_at, backoff, blocked_since; /* after FI_EAGAIN; 0: not blocked */
+    struct fi_context2 receive_context;       /* zero-length receives, where the provider consumes them */
+};
+
+/* Batches armed on one u64 in memory, by ascending threshold. */
+typedef struct kf_word {
+    const uint64_t *address;
+    kf_node link;
+    kf_node armed;
+} kf_word;
+
+struct kf_batch {
+    int64_t handle;
+    kf_endpoint *endpoint; /* NULL once that endpoint was closed */
+    kf_word *word;         /* NULL once fired, stopped, or never armed */
+    uint64_t threshold;
+    kf_node place;         /* the word's armed list or the endpoint's queue */
+    kf_node of_endpoint;
+    kf_node ready;
+    void *source_desc;
+    uint64_t target_key, length, count, posted, completed, outstanding;
+    uint32_t immediate;
+    bool stopped, cancelled, failed, failure_reported, ended;
+    int64_t first_posted_ns, last_posted_ns, completed_ns;
+    kf_error error;
+    struct { uint64_t source, target; } writes[];
+};
+
+typedef struct {
+    kf_endpoint *landing; /* NULL: not armed */
+    int64_t handle, count, expected, first_ns, last_ns;
+    uint32_t generation;
+    bool arrived, over, over_reported;
+    kf_node ready;
+} kf_slot;
+
+struct kf_engine {
+    kf_options options;
+    struct fi_info *info;
+    struct fid_fabric *fabric;
+    struct fid_domain *domain;
+    bool delivery_complete;
+    int epoll_fd, event_fd;
+    int woken; /* atomic */
+    kf_node regions, endpoints, words;
+    kf_node ready_slots, ready_endpoints, ready_batches;
+    kf_slot slots[KF_SLOTS];
+    kf_counters counters;
+    int64_t word_moved_ns;  /* last arming or firing: sets how finely words are polled */
+    int64_t last_active_ns; /* last posting or completion: sets whether to spin */
+};
+
+int64_t kf_now(void);
+
+/* provider.c */
+void kf_set_error(kf_error *error, const char *call, int code);
+size_t kf_cq_size(const kf_engine *engine, bool landing);
+
+/* endpoint.c */
+void kf_fail_endpoint(kf_engine *engine, kf_endpoint *endpoint, const kf_error *error);
+bool kf_post_receive(kf_engine *engine, kf_endpoint *endpoint);
+
+/* batch.c */
+void kf_stop_batch(kf_engine *engine, kf_batch *batch);
+void kf_fail_batch(kf_engine *engine, kf_batch *batch, const kf_error *error);
+void kf_end_if_done(kf_engine *engine, kf_batch *batch);
+void kf_free_batch(kf_batch *batch);
+void kf_fire_words(kf_engine *engine, int64_t now);
+
+/* posting.c */
+bool kf_post_all(kf_engine *engine, int64_t now);
+bool kf_drain_all(kf_engine *engine, int64_t now);
+int64_t kf_next_retry(const kf_engine *engine);
+
+/* immediates.c */
+void kf_count_immediate(kf_engine *engine, kf_endpoint *landing, uint32_t immediate, int64_t now);
+void kf_drop_expectations(kf_engine *engine, kf_endpoint *landing);
+
+#endif

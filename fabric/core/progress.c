@@ -1,0 +1,129 @@
+/* The loop that Python calls with the GIL released: fire, post, drain, report; then spin, nap or sleep. */
+#define _GNU_SOURCE
+#include "internal.h"
+
+#include <poll.h>
+#include <sched.h>
+#include <sys/eventfd.h>
+#include <sys/prctl.h>
+#include <time.h>
+#include <unistd.h>
+
+#define KF_SPIN_NS 20000       /* after activity: the next completion is usually nearer than a wake-up */
+#define KF_NAP_MIN_NS 20000    /* between looks at an armed word, growing with the time since it moved, to: */
+#define KF_NAP_MAX_NS 500000
+#define KF_NAP_SHARE 32        /* a word is noticed at most 1/32 of its waiting time late */
+#define KF_TIMER_SLACK_NS 1000 /* the default of 50 us would more than double a short nap */
+
+int64_t kf_now(void) {
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return time.tv_sec * 1000000000ll + time.tv_nsec;
+}
+
+void kf_wake(kf_engine *engine) {
+    if (!__atomic_exchange_n(&engine->woken, 1, __ATOMIC_ACQ_REL)) eventfd_write(engine->event_fd, 1);
+}
+
+void kf_read_counters(const kf_engine *engine, kf_counters *counters) { *counters = engine->counters; }
+
+static void kf_report_slot(kf_slot *slot, kf_event *event) {
+    *event = (kf_event){.kind = slot->over ? KF_OVER_COUNTED : KF_ARRIVED, .id = slot->handle, .count = slot->count,
+                        .first_ns = slot->first_ns, .last_ns = slot->last_ns};
+    slot->over_reported |= slot->over;
+    slot->arrived = slot->over = false;
+    kf_unlink(&slot->ready);
+}
+
+static void kf_report_endpoint(kf_endpoint *endpoint, kf_event *event) {
+    *event = (kf_event){.kind = KF_ENDPOINT_FAILED, .id = endpoint->id, .error = endpoint->error};
+    kf_unlink(&endpoint->ready);
+}
+
+/* A failed batch has two events, the failure first; the second one frees it. */
+static void kf_report_batch(kf_batch *batch, kf_event *event) {
+    bool failure = batch->failed && !batch->failure_reported;
+    *event = (kf_event){.kind = failure ? KF_WRITES_FAILED : KF_WRITES_ENDED,
+                        .cancelled = batch->cancelled,
+                        .id = batch->handle,
+                        .count = (int64_t)batch->posted,
+                        .completed = (int64_t)batch->completed,
+                        .bytes = (int64_t)(batch->completed * batch->length),
+                        .first_ns = batch->first_posted_ns,
+                        .last_ns = batch->last_posted_ns,
+                        .completed_ns = batch->completed_ns,
+                        .error = batch->error};
+    batch->failure_reported |= failure;
+    if (!failure)
+        kf_free_batch(batch);
+    else if (!batch->ended)
+        kf_unlink(&batch->ready);
+}
+
+static int kf_report(kf_engine *engine, kf_event *events, int capacity) {
+    int n = 0;
+    while (n < capacity && kf_linked(&engine->ready_slots))
+        kf_report_slot(KF_OWNER(engine->ready_slots.next, kf_slot, ready), &events[n++]);
+    while (n < capacity && kf_linked(&engine->ready_endpoints))
+        kf_report_endpoint(KF_OWNER(engine->ready_endpoints.next, kf_endpoint, ready), &events[n++]);
+    while (n < capacity && kf_linked(&engine->ready_batches))
+        kf_report_batch(KF_OWNER(engine->ready_batches.next, kf_batch, ready), &events[n++]);
+    return n;
+}
+
+/* True if every queue agrees that its descriptor will tell of the next completion. */
+static bool kf_may_sleep(kf_engine *engine) {
+    for (kf_node *node = engine->endpoints.next; node != &engine->endpoints; node = node->next) {
+        struct fid *fid = &KF_OWNER(node, kf_endpoint, link)->cq->fid;
+        if (fi_trywait(engine->fabric, &fid, 1)) return false;
+    }
+    return true;
+}
+
+static int64_t kf_nap(const kf_engine *engine, int64_t now) {
+    int64_t nap = (now - engine->word_moved_ns) / KF_NAP_SHARE;
+    if (nap < KF_NAP_MIN_NS) return KF_NAP_MIN_NS;
+    return nap < KF_NAP_MAX_NS ? nap : KF_NAP_MAX_NS;
+}
+
+static int64_t kf_sleep_until(const kf_engine *engine, int64_t now, int64_t deadline) {
+    int64_t retry = kf_next_retry(engine);
+    if (retry < deadline) deadline = retry;
+    if (engine->counters.armed && now + kf_nap(engine, now) < deadline) deadline = now + kf_nap(engine, now);
+    return deadline;
+}
+
+static void kf_sleep(kf_engine *engine, int64_t now, int64_t until) {
+    if (until <= now) return;
+    struct pollfd poll = {.fd = engine->epoll_fd, .events = POLLIN};
+    struct timespec time = {.tv_sec = (until - now) / 1000000000, .tv_nsec = (until - now) % 1000000000};
+    engine->counters.sleeps++;
+    if (ppoll(&poll, 1, &time, NULL) > 0) {
+        eventfd_t value;
+        eventfd_read(engine->event_fd, &value);
+    }
+}
+
+static void kf_set_timer_slack(void) {
+    static _Thread_local bool done;
+    if (!done) prctl(PR_SET_TIMERSLACK, KF_TIMER_SLACK_NS);
+    done = true;
+}
+
+int kf_progress(kf_engine *engine, int64_t timeout_ns, kf_event *events, int capacity) {
+    kf_set_timer_slack();
+    int64_t now = kf_now(), deadline = now + timeout_ns;
+    for (;; now = kf_now()) {
+        kf_fire_words(engine, now);
+        bool active = kf_post_all(engine, now);
+        active |= kf_drain_all(engine, now);
+        if (active) engine->last_active_ns = now;
+        int count = kf_report(engine, events, capacity);
+        bool woken = __atomic_exchange_n(&engine->woken, 0, __ATOMIC_ACQ_REL);
+        if (count || woken || now >= deadline) return count;
+        if (now - engine->last_active_ns < KF_SPIN_NS || !kf_may_sleep(engine))
+            sched_yield();
+        else
+            kf_sleep(engine, now, kf_sleep_until(engine, now, deadline));
+    }
+}

@@ -1,0 +1,165 @@
+/* Finding a provider, opening its domain, and registering memory. */
+#include "internal.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#define KF_API_VERSION FI_VERSION(1, 15)
+#define KF_LANDING_CQ_SIZE 8192
+
+void kf_set_error(kf_error *error, const char *call, int code) {
+    memset(error, 0, sizeof *error);
+    error->code = code < 0 ? -code : code;
+    snprintf(error->call, sizeof error->call, "%s", call);
+    snprintf(error->text, sizeof error->text, "%s", fi_strerror(error->code));
+}
+
+uint32_t kf_libfabric_version(void) { return fi_version(); }
+
+size_t kf_cq_size(const kf_engine *engine, bool landing) {
+    return landing ? KF_LANDING_CQ_SIZE : 2 * (size_t)engine->options.endpoint_cap + 8;
+}
+
+static struct fi_info *kf_hints(const char *provider, bool delivery_complete) {
+    struct fi_info *hints = fi_allocinfo();
+    if (!hints) return NULL;
+    hints->caps = FI_MSG | FI_RMA | FI_WRITE | FI_REMOTE_WRITE | FI_SEND | FI_RECV;
+    hints->mode = FI_CONTEXT | FI_CONTEXT2 | FI_RX_CQ_DATA;
+    hints->ep_attr->type = FI_EP_RDM;
+    hints->domain_attr->mr_mode = FI_MR_LOCAL | FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_PROV_KEY;
+    hints->domain_attr->cq_data_size = 4;
+    if (delivery_complete) hints->tx_attr->op_flags = FI_DELIVERY_COMPLETE;
+    if (provider) hints->fabric_attr->prov_name = strdup(provider);
+    return hints;
+}
+
+/* EFA addresses belong to the device; everything else binds to the interface that has `node`. */
+static int kf_getinfo(const char *provider, const char *node, bool delivery_complete, struct fi_info **list) {
+    struct fi_info *hints = kf_hints(provider, delivery_complete);
+    if (!hints) return -FI_ENOMEM;
+    bool bind = !provider || strcmp(provider, "efa") != 0;
+    int rc = fi_getinfo(KF_API_VERSION, bind ? node : NULL, NULL, bind ? FI_SOURCE : 0, hints, list);
+    fi_freeinfo(hints);
+    return rc;
+}
+
+/* Writes the distinct usable provider names, one a line; returns their count, or a negative FI_E... value. */
+int kf_providers(const char *node, char *names, size_t size) {
+    struct fi_info *list = NULL;
+    int rc = kf_getinfo(NULL, node, false, &list);
+    if (rc) return rc;
+    int found = 0;
+    size_t used = 0;
+    names[0] = '\0';
+    for (struct fi_info *info = list; info; info = info->next) {
+        char line[80];
+        int length = snprintf(line, sizeof line, "%s\n", info->fabric_attr->prov_name);
+        if (strstr(names, line) || used + (size_t)length + 1 > size) continue;
+        memcpy(names + used, line, (size_t)length + 1);
+        used += (size_t)length;
+        found++;
+    }
+    fi_freeinfo(list);
+    return found;
+}
+
+/* The first fi_info of exactly this provider: asking for "tcp" also yields layers above it. */
+static int kf_choose(kf_engine *engine, bool delivery_complete) {
+    struct fi_info *list = NULL;
+    int rc = kf_getinfo(engine->options.provider, engine->options.node, delivery_complete, &list);
+    if (rc) return rc;
+    for (struct fi_info *info = list; info && !engine->info; info = info->next)
+        if (!strcmp(info->fabric_attr->prov_name, engine->options.provider)) engine->info = fi_dupinfo(info);
+    fi_freeinfo(list);
+    engine->delivery_complete = delivery_complete;
+    return engine->info ? 0 : -FI_ENODATA;
+}
+
+static int kf_open_domain(kf_engine *engine, kf_error *error) {
+    int rc = kf_choose(engine, true);
+    if (rc) rc = kf_choose(engine, false);
+    if (rc) return kf_set_error(error, "fi_getinfo", rc), rc;
+    rc = fi_fabric(engine->info->fabric_attr, &engine->fabric, NULL);
+    if (rc) return kf_set_error(error, "fi_fabric", rc), rc;
+    rc = fi_domain(engine->fabric, engine->info, &engine->domain, NULL);
+    if (rc) return kf_set_error(error, "fi_domain", rc), rc;
+    return 0;
+}
+
+static int kf_open_wait(kf_engine *engine, kf_error *error) {
+    engine->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
+    if (engine->epoll_fd < 0) return kf_set_error(error, "epoll_create1", errno), -1;
+    engine->event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (engine->event_fd < 0) return kf_set_error(error, "eventfd", errno), -1;
+    struct epoll_event event = {.events = EPOLLIN};
+    if (epoll_ctl(engine->epoll_fd, EPOLL_CTL_ADD, engine->event_fd, &event))
+        return kf_set_error(error, "epoll_ctl", errno), -1;
+    return 0;
+}
+
+kf_engine *kf_open(const kf_options *options, kf_error *error) {
+    kf_engine *engine = calloc(1, sizeof *engine);
+    if (!engine) return kf_set_error(error, "calloc", ENOMEM), NULL;
+    engine->options = *options;
+    engine->options.provider = strdup(options->provider);
+    engine->options.node = strdup(options->node);
+    engine->epoll_fd = engine->event_fd = -1;
+    kf_node *heads[] = {&engine->regions,         &engine->endpoints,      &engine->words, &engine->ready_slots,
+                        &engine->ready_endpoints, &engine->ready_batches};
+    for (size_t i = 0; i < sizeof heads / sizeof *heads; i++) kf_node_init(heads[i]);
+    for (int i = 0; i < KF_SLOTS; i++) kf_node_init(&engine->slots[i].ready);
+    if (kf_open_wait(engine, error) || kf_open_domain(engine, error)) {
+        kf_close(engine);
+        return NULL;
+    }
+    return engine;
+}
+
+int kf_delivery_complete(const kf_engine *engine) { return engine->delivery_complete; }
+
+/* Endpoints first, then what they stand on. Batches whose events were never read are freed here. */
+void kf_close(kf_engine *engine) {
+    while (kf_linked(&engine->endpoints))
+        kf_close_endpoint(engine, KF_OWNER(engine->endpoints.next, kf_endpoint, link));
+    while (kf_linked(&engine->ready_batches))
+        kf_free_batch(KF_OWNER(engine->ready_batches.next, kf_batch, ready));
+    while (kf_linked(&engine->regions)) kf_deregister(engine, KF_OWNER(engine->regions.next, kf_region, link));
+    if (engine->domain) fi_close(&engine->domain->fid);
+    if (engine->fabric) fi_close(&engine->fabric->fid);
+    if (engine->info) fi_freeinfo(engine->info);
+    if (engine->event_fd >= 0) close(engine->event_fd);
+    if (engine->epoll_fd >= 0) close(engine->epoll_fd);
+    free((void *)engine->options.provider);
+    free((void *)engine->options.node);
+    free(engine);
+}
+
+/* `key` is what we ask for; providers with FI_MR_PROV_KEY choose their own, others may take fewer bytes of it. */
+kf_region *kf_register(kf_engine *engine, uint64_t address, uint64_t length, uint64_t key, kf_error *error) {
+    kf_region *region = calloc(1, sizeof *region);
+    if (!region) return kf_set_error(error, "calloc", ENOMEM), NULL;
+    const struct fi_domain_attr *domain = engine->info->domain_attr;
+    if (domain->mr_key_size < 8) key &= (1ull << (8 * domain->mr_key_size)) - 1;
+    int rc = fi_mr_reg(engine->domain, (void *)address, length, FI_WRITE | FI_REMOTE_WRITE, 0, key, 0, &region->mr, NULL);
+    if (rc) {
+        free(region);
+        return kf_set_error(error, "fi_mr_reg", rc), NULL;
+    }
+    region->base = domain->mr_mode & FI_MR_VIRT_ADDR ? address : 0;
+    kf_append(&engine->regions, &region->link);
+    engine->counters.regions++;
+    return region;
+}
+
+uint64_t kf_region_key(const kf_region *region) { return fi_mr_key(region->mr); }
+uint64_t kf_region_base(const kf_region *region) { return region->base; }
+
+void kf_deregister(kf_engine *engine, kf_region *region) {
+    kf_unlink(&region->link);
+    fi_close(&region->mr->fid);
+    free(region);
+    engine->counters.regions--;
+}

@@ -1,0 +1,285 @@
+"""The transfer engine over libfabric: Python keeps handles and contracts, the C core does the work.
+
+A provider is chosen once, when the engine is opened: the first of `PREFERENCE` that opens on the interface, or
+exactly the one that was named. The data plane of the tcp-like providers is not authenticated: it is bound to one
+interface, and a peer needs a random 64-bit key to write.
+"""
+
+import resource
+import secrets
+import threading
+from array import array
+from dataclasses import dataclass
+from itertools import count
+from typing import Any
+
+from fabric import paged
+from fabric.api import (
+    EndpointFailed,
+    Event,
+    FabricCounters,
+    Landing,
+    MemoryRegion,
+    PageWrites,
+    RemoteRegion,
+    Sending,
+    TransferEngine,
+    WritesEnded,
+)
+from fabric.errors import EndpointClosed, FabricUnavailable, FabricUsageError, RegistrationFailed
+from fabric.immediates import unpack
+from fabric.native import core, describe
+from fabric.native_events import decode
+
+PREFERENCE = ("efa", "verbs;ofi_rxm", "tcp", "net", "tcp;ofi_rxm")
+"""Best first. NICs before sockets; native reliable-datagram endpoints before the layered ones."""
+
+_ADDRESS_BYTES = 256
+_EVENTS_PER_CALL = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds of one engine.
+
+    endpoint_writes: writes outstanding on one endpoint. domain_writes: in all; an endpoint with none outstanding
+    may always post one, so that stalled peers cannot keep another from its turn. connect_seconds: an endpoint that
+    could not post for so long, with nothing outstanding, has failed.
+    """
+
+    endpoint_writes: int = 64
+    domain_writes: int = 512
+    connect_seconds: float = 3.0
+
+
+def version() -> str:
+    """libfabric's version, e.g. "1.17". Raises FabricUnavailable."""
+    number = core().lib.kf_libfabric_version()
+    return f"{number >> 16}.{number & 0xFFFF}"
+
+
+def providers(node: str = "127.0.0.1") -> list[str]:
+    """The providers that can serve us on the interface that has `node`, best first. Raises FabricUnavailable."""
+    ffi, lib = core()
+    names = ffi.new("char[]", 4096)
+    found = lib.kf_providers(node.encode(), names, 4096)
+    listed = ffi.string(names).decode().split() if found > 0 else []
+    return [name for name in PREFERENCE if name in listed]
+
+
+def open_engine(provider: str | None = None, node: str = "127.0.0.1", limits: Limits | None = None) -> "LibfabricEngine":
+    """The best provider that opens on `node`, or exactly `provider`. Raises FabricUnavailable with the reasons."""
+    reasons = []
+    for name in [provider] if provider else PREFERENCE:
+        raw, reason = _open_core(name, node, limits or Limits())
+        if raw is not None:
+            return LibfabricEngine(raw, name)
+        reasons.append(f"{name}: {reason}")
+    raise FabricUnavailable(
+        f"libfabric {version()} offers no usable provider on {node} ({'; '.join(reasons)}); "
+        f"usable there: {', '.join(providers(node)) or 'none'}"
+    )
+
+
+def _open_core(provider: str, node: str, limits: Limits) -> tuple[Any, str]:
+    ffi, lib = core()
+    name, address = ffi.new("char[]", provider.encode()), ffi.new("char[]", node.encode())
+    options = ffi.new("kf_options *")
+    options.provider, options.node = name, address
+    options.endpoint_cap, options.domain_cap = limits.endpoint_writes, limits.domain_writes
+    options.connect_timeout_ns = int(limits.connect_seconds * 1e9)
+    error = ffi.new("kf_error *")
+    raw = lib.kf_open(options, error)
+    return (raw, "") if raw != ffi.NULL else (None, describe(error))
+
+
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    raw: Any
+    peer: str
+    landing: bool
+
+
+class LibfabricEngine(TransferEngine):
+    """Made by `open_engine`. Owns every libfabric object; handles and ids are never reused."""
+
+    def __init__(self, raw: Any, provider: str) -> None:
+        self._ffi, self._lib = core()
+        self._raw = raw
+        self.provider = provider
+        self.fence_needs_dead_peer = provider.endswith(";ofi_rxm")
+        self._ids = count(1)
+        self._regions: dict[int, Any] = {}
+        self._endpoints: dict[int, _Opened] = {}
+        self._batches: dict[int, tuple[Any, str]] = {}  # handle -> (batch, peer)
+        self._expectations: dict[int, tuple[int, int]] = {}  # handle -> (landing id, slot)
+        self._error = self._ffi.new("kf_error *")
+        self._events = self._ffi.new("kf_event[]", _EVENTS_PER_CALL)
+        self._wake_lock = threading.Lock()
+
+    @property
+    def delivery_complete(self) -> bool:
+        """Whether a completed write is known to have been delivered, not just sent."""
+        return bool(self._lib.kf_delivery_complete(self._open()))
+
+    def _open(self) -> Any:
+        if self._raw is None:
+            raise FabricUsageError("the engine is closed")
+        return self._raw
+
+    def register(self, address: int, length: int) -> MemoryRegion:
+        raw = self._lib.kf_register(self._open(), address, length, secrets.randbits(64), self._error)
+        if raw == self._ffi.NULL:
+            soft, hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+            raise RegistrationFailed(
+                f"{describe(self._error)} for {length} bytes at {address:#x}; locked memory is limited to {soft} bytes "
+                f"(hard limit {hard}, -1: none): raise `ulimit -l` or LimitMEMLOCK"
+            )
+        region = next(self._ids)
+        self._regions[region] = raw
+        remote = RemoteRegion(self._lib.kf_region_key(raw), self._lib.kf_region_base(raw), length)
+        return MemoryRegion(region, address, length, remote)
+
+    def deregister(self, region: MemoryRegion) -> None:
+        raw = self._regions.pop(region.id, None)
+        if raw is None:
+            raise FabricUsageError(f"region {region.id} is not registered here")
+        self._lib.kf_deregister(self._raw, raw)
+
+    def open_landing(self, peer: str) -> Landing:
+        endpoint = next(self._ids)
+        raw = self._lib.kf_open_landing(self._open(), endpoint, self._error)
+        self._add_endpoint(endpoint, raw, peer, landing=True)
+        buffer, size = self._ffi.new("char[]", _ADDRESS_BYTES), self._ffi.new("size_t *", _ADDRESS_BYTES)
+        if self._lib.kf_endpoint_address(raw, buffer, size, self._error):
+            self._close(endpoint)
+            raise FabricUnavailable(f"no address for {peer}: {describe(self._error)}")
+        return Landing(endpoint, peer, self._ffi.buffer(buffer, size[0])[:])
+
+    def connect(self, peer: str, landing_address: bytes) -> Sending:
+        endpoint = next(self._ids)
+        raw = self._lib.kf_connect(self._open(), endpoint, landing_address, len(landing_address), self._error)
+        self._add_endpoint(endpoint, raw, peer, landing=False)
+        return Sending(endpoint, peer)
+
+    def _add_endpoint(self, endpoint: int, raw: Any, peer: str, *, landing: bool) -> None:
+        if raw == self._ffi.NULL:
+            raise FabricUnavailable(f"no endpoint for {peer}: {describe(self._error)}")
+        self._endpoints[endpoint] = _Opened(raw, peer, landing)
+
+    def close_endpoint(self, endpoint: Landing | Sending) -> None:
+        self._find(endpoint)
+        self._close(endpoint.id)
+        self._expectations = {h: at for h, at in self._expectations.items() if at[0] != endpoint.id}
+
+    def _close(self, endpoint: int) -> None:
+        self._lib.kf_close_endpoint(self._raw, self._endpoints.pop(endpoint).raw)
+
+    def _find(self, endpoint: Landing | Sending) -> _Opened:
+        opened = self._endpoints.get(endpoint.id)
+        if opened is None or opened.landing != isinstance(endpoint, Landing):
+            raise EndpointClosed(f"endpoint {endpoint.id} to {endpoint.peer} is closed")
+        return opened
+
+    def write(self, endpoint: Sending, batch: PageWrites) -> int:
+        return self._submit(endpoint, batch, 0, 0)
+
+    def write_when(self, endpoint: Sending, word_address: int, threshold: int, batch: PageWrites) -> int:
+        if not word_address or word_address % 8:
+            raise FabricUsageError(f"a trigger word must be an aligned u64, not {word_address:#x}")
+        return self._submit(endpoint, batch, word_address, threshold)
+
+    def _submit(self, endpoint: Sending, batch: PageWrites, word_address: int, threshold: int) -> int:
+        opened = self._find(endpoint)
+        paged.check(batch)
+        region = self._regions.get(batch.source.id)
+        if region is None:
+            raise FabricUsageError(f"source region {batch.source.id} is not registered here")
+        # from_buffer keeps these arrays alive; the core copies before the call returns
+        sources = self._ffi.from_buffer("uint64_t[]", array("Q", batch.source_indices))
+        targets = self._ffi.from_buffer("uint64_t[]", array("Q", batch.target_indices))
+        writes = self._ffi.new("kf_writes *")
+        writes.source = batch.source.address + batch.source_offset
+        writes.source_stride, writes.source_indices, writes.source_region = batch.source_stride, sources, region
+        writes.target = batch.target.base + batch.target_offset
+        writes.target_stride, writes.target_indices = batch.target_stride, targets
+        writes.target_key, writes.immediate = batch.target.key, batch.immediate
+        writes.count, writes.length = len(batch.source_indices), batch.length
+        handle = next(self._ids)
+        raw = self._lib.kf_write(self._raw, opened.raw, handle, writes, word_address, threshold)
+        if raw == self._ffi.NULL:
+            raise MemoryError(f"{len(batch.source_indices)} writes")
+        self._batches[handle] = raw, opened.peer
+        return handle
+
+    def cancel(self, handle: int) -> tuple[int, int]:
+        if handle not in self._batches:
+            return 0, 0
+        posted, completed = self._ffi.new("int64_t *"), self._ffi.new("int64_t *")
+        self._lib.kf_cancel(self._raw, self._batches[handle][0], posted, completed)
+        return posted[0], completed[0]
+
+    def expect(self, landing: Landing, immediate: int, count: int) -> int:
+        opened = self._find(landing)
+        if count <= 0:
+            raise FabricUsageError(f"an expectation counts at least one write, not {count}")
+        handle, (slot, _) = next(self._ids), unpack(immediate)
+        if self._lib.kf_expect(self._raw, opened.raw, handle, immediate, count):
+            raise FabricUsageError(f"transfer slot {slot} is armed already")
+        self._expectations[handle] = landing.id, slot
+        return handle
+
+    def _slot(self, handle: int) -> int:
+        if handle not in self._expectations:
+            raise FabricUsageError(f"no expectation {handle}")
+        return self._expectations[handle][1]
+
+    def revise(self, handle: int, count: int) -> None:
+        self._lib.kf_revise(self._raw, self._slot(handle), count)
+
+    def counted(self, handle: int) -> int:
+        return int(self._lib.kf_counted(self._raw, self._slot(handle)))
+
+    def forget(self, handle: int) -> None:
+        self._lib.kf_forget(self._raw, self._slot(handle))
+        del self._expectations[handle]
+
+    def progress(self, timeout: float) -> list[Event]:
+        n = self._lib.kf_progress(self._open(), int(timeout * 1e9), self._events, _EVENTS_PER_CALL)
+        return [self._event(self._events[i]) for i in range(n)]
+
+    def _event(self, raw: Any) -> Event:
+        event = decode(raw, self._peer_of(raw.id))
+        if isinstance(event, WritesEnded):
+            del self._batches[event.handle]
+        return event
+
+    def _peer_of(self, subject: int) -> str:
+        if subject in self._batches:
+            return self._batches[subject][1]
+        return self._endpoints[subject].peer if subject in self._endpoints else ""
+
+    def wake(self) -> None:
+        with self._wake_lock:
+            if self._raw is not None:
+                self._lib.kf_wake(self._raw)
+
+    def counters(self) -> FabricCounters:
+        raw = self._ffi.new("kf_counters *")
+        self._lib.kf_read_counters(self._open(), raw)
+        return FabricCounters(**{name: getattr(raw, name) for name in FabricCounters.__dataclass_fields__})
+
+    @property
+    def sleeps(self) -> int:
+        """How often `progress` went to sleep so far: what an idle or a waiting engine costs."""
+        raw = self._ffi.new("kf_counters *")
+        self._lib.kf_read_counters(self._open(), raw)
+        return int(raw.sleeps)
+
+    def close(self) -> None:
+        with self._wake_lock:
+            raw, self._raw = self._raw, None
+        if raw is not None:
+            self._lib.kf_close(raw)
+        for kept in (self._regions, self._endpoints, self._batches, self._expectations):
+            kept.clear()
