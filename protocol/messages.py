@@ -44,6 +44,8 @@ class FailureCode(Enum):
     """Model, layout or protocol differ between the two sides."""
     STALE_PEER = "stale_peer"
     """Addressed to another instance or a fenced landing: handshake again."""
+    NO_DECODE = "no_decode"
+    """No decode node is ready: said by the router only."""
     NO_PREFILL = "no_prefill"
     """No prefill node accepted or finished the prompt."""
     TRANSFER_FAILED = "transfer_failed"
