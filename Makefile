@@ -1,0 +1,32 @@
+# Thin: every target is a script or an entry point that can be called without make.
+PYTHON_IN_VENV := .venv/bin/python
+ARGS ?=
+
+.PHONY: setup test demo up down lint format fabric
+
+setup:  ## .venv, pinned dependencies, the libfabric core, the demo model
+	@deploy/setup.sh
+
+test: setup  ## all tests but those marked slow; ARGS="-k name" for some
+	$(PYTHON_IN_VENV) -m pytest $(ARGS)
+
+demo: setup  ## one prefill node, three decode nodes, a router; real prompts; the books checked
+	@.venv/bin/kvferry demo $(ARGS)
+
+up: setup  ## start a cluster and leave it running; ARGS="--decode 2 --port 8000"
+	@.venv/bin/kvferry up $(ARGS)
+
+down:  ## stop it
+	@.venv/bin/kvferry down
+
+lint: setup
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+	.venv/bin/mypy
+
+format: setup
+	.venv/bin/ruff check --fix .
+	.venv/bin/ruff format .
+
+fabric:  ## recompile the libfabric core after a change to fabric/core
+	$(PYTHON_IN_VENV) -m fabric._build
