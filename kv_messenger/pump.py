@@ -1,0 +1,93 @@
+"""The KV messenger's thread: the only one that touches the fabric.
+
+One turn: run what other threads submitted, let the fabric poll, post, drain and count (in C, without the GIL), hand
+its events to the owner, and tick the clock. Between events it sleeps inside `progress`.
+"""
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+from fabric.api import Event, TransferEngine
+
+TICK_S = 0.25
+CALL_TIMEOUT_S = 30.0
+
+log = logging.getLogger(__name__)
+
+
+class PumpOwner(Protocol):
+    """What runs on the pump's thread: a sender or a receiver."""
+
+    def on_event(self, event: Event) -> None: ...
+
+    def on_tick(self, now: float) -> None: ...
+
+
+class PumpDead(RuntimeError):
+    """The messenger thread has ended; the node is unhealthy and must be restarted."""
+
+
+class Pump:
+    """`submit` and `call` come from any thread; `fabric` is touched by the pump's thread alone after `start`."""
+
+    def __init__(self, fabric: TransferEngine, owner: PumpOwner) -> None:
+        self._fabric = fabric
+        self._owner = owner
+        self._inbox: deque[Callable[[], None]] = deque()
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="kv-messenger", daemon=True)
+
+    @property
+    def alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def submit(self, action: Callable[[], None]) -> None:
+        """Run `action` on the pump's thread, in order of submission."""
+        self._inbox.append(action)
+        self._fabric.wake()
+
+    def call(self, action: Callable[[], None]) -> None:
+        """`submit`, and wait until it ran. Raises PumpDead if the thread is gone or hangs."""
+        done = threading.Event()
+
+        def run() -> None:
+            action()
+            done.set()
+
+        self.submit(run)
+        if not done.wait(CALL_TIMEOUT_S):
+            raise PumpDead("the KV messenger thread did not answer")
+
+    def close(self) -> None:
+        """Runs what was submitted, then ends the thread and closes the fabric: endpoints, regions, domain."""
+        self._stopping = True
+        if self._thread.is_alive():
+            self._fabric.wake()
+            self._thread.join()
+        self._fabric.close()
+
+    def _run(self) -> None:
+        try:
+            next_tick = time.monotonic() + TICK_S
+            while not self._stopping:
+                self._run_inbox()
+                for event in self._fabric.progress(max(0.0, next_tick - time.monotonic())):
+                    self._owner.on_event(event)
+                if time.monotonic() >= next_tick:
+                    next_tick = time.monotonic() + TICK_S
+                    self._owner.on_tick(time.monotonic())
+            self._run_inbox()
+        except Exception:
+            log.exception("KV messenger thread died")
+            raise
+
+    def _run_inbox(self) -> None:
+        for _ in range(len(self._inbox)):
+            self._inbox.popleft()()

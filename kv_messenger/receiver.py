@@ -1,0 +1,436 @@
+"""The decode side of the messenger: arms immediates, sends tickets, and decides when KV is there and pages are safe.
+
+Everything here runs on the pump's thread. It keeps one landing endpoint per prefill instance and one
+`ReceiverTransfer` per attempt. Closing a landing is the fence; where the provider allows that only for a dead peer, a
+lost peer's landing lingers, and its pages stay quarantined, until the peer is proven dead or has accounted for them.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import msgspec
+
+from fabric.api import Arrived, EndpointFailed, Event, Landing, MemoryRegion, OverCounted, TransferEngine
+from fabric.immediates import ImmediateSlots
+from kv_messenger.checksums import first_difference, page_checksums
+from kv_messenger.plan import expected_writes
+from kv_messenger.receiver_transfer import (
+    AccountClosed,
+    Action,
+    AskToStop,
+    Decided,
+    NeedFence,
+    Outcome,
+    ReceiverTransfer,
+    Revise,
+)
+from protocol.layout import KVLayout
+from protocol.logs import event as log_event
+from protocol.messages import (
+    AbortTransfer,
+    Failure,
+    FailureCode,
+    Hello,
+    HelloRefused,
+    Ping,
+    PrefillAddress,
+    PrefillRefused,
+    PrefillRequest,
+    PrefillTimes,
+    Stopped,
+    TransferFinished,
+    Welcome,
+)
+from protocol.ticket import RankTicket, TransferKey, TransferTicket
+
+PING_EVERY_S = 1.0
+PEER_TIMEOUT_S = 4.0
+"""Three missed heartbeats of 1 s, and some slack."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """What the node asks for: the KV of `tokens` (the prompt without its last one), from page `first_page` on, into
+    `blocks`, by `peer`, within `deadline_s`."""
+
+    key: TransferKey
+    public_id: str
+    peer: PrefillAddress
+    tokens: Sequence[int]
+    blocks: Sequence[int]
+    first_page: int
+    deadline_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """`arrived_ns`: monotonic, when the last write was counted."""
+
+    key: TransferKey
+    writes: int
+    bytes: int
+    arrived_ns: int
+
+
+class ReceiverOwner(Protocol):
+    """The decode node. Called on the pump's thread; must return at once. Each key gets exactly one of `kv_arrived` and
+    `kv_failed` (none if it was cancelled), and exactly one `pages_safe`, in any order."""
+
+    def kv_arrived(self, arrival: Arrival) -> None: ...
+
+    def kv_failed(self, key: TransferKey, failure: Failure) -> None: ...
+
+    def pages_safe(self, key: TransferKey) -> None: ...
+
+    def prefill_timed(self, key: TransferKey, times: PrefillTimes) -> None: ...
+
+
+SendToPeer = Callable[[PrefillAddress, msgspec.Struct], None]
+"""Dials if need be; never blocks."""
+
+
+@dataclass(slots=True)
+class _Peer:
+    """One prefill instance. `waiting`: requests held back until it has welcomed us."""
+
+    address: PrefillAddress
+    number: int
+    landing: Landing
+    last_seen: float
+    welcomed: bool = False
+    waiting: list[PrefillRequest] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Entry:
+    """One attempt, with what the fabric and the pool hold for it."""
+
+    fetch: Fetch
+    transfer: ReceiverTransfer
+    landing: Landing
+    immediate: int
+    expectation: int
+    arrived_ns: int = 0
+
+
+@dataclass
+class ReceiverCounters:
+    requested: int = 0
+    arrived: int = 0
+    failed: int = 0
+    cancelled: int = 0
+    fences: int = 0
+    peers_lost: int = 0
+    unknown_completions: int = 0
+    checksum_errors: int = 0
+    writes: int = 0
+    bytes: int = 0
+
+
+@dataclass
+class Receiver:
+    """`region` is the registered page pool. `checksums`: compare one per page before a request may be resumed."""
+
+    instance: str
+    name: str
+    compatibility: str
+    layout: KVLayout
+    fabric: TransferEngine
+    region: MemoryRegion
+    owner: ReceiverOwner
+    send: SendToPeer
+    hang_up: Callable[[str], None]
+    checksums: bool = False
+    counters: ReceiverCounters = field(default_factory=ReceiverCounters)
+    _slots: ImmediateSlots = field(default_factory=ImmediateSlots)
+    _peers: dict[str, _Peer] = field(default_factory=dict)
+    _lingering: dict[str, Landing] = field(default_factory=dict)
+    _entries: dict[TransferKey, _Entry] = field(default_factory=dict)
+    _landings: int = 0
+    _next_ping: float = 0.0
+
+    @property
+    def transfers(self) -> int:
+        return len(self._entries)
+
+    @property
+    def slots_free(self) -> int:
+        return self._slots.free
+
+    @property
+    def peers(self) -> int:
+        return len(self._peers)
+
+    @property
+    def lingering_landings(self) -> int:
+        return len(self._lingering)
+
+    # ---- from the node ----
+
+    def fetch(self, fetch: Fetch) -> None:
+        """Open an attempt. Its outcome comes through the owner's methods, also when it fails at once."""
+        immediate = self._slots.take()
+        if immediate is None:
+            self.counters.failed += 1
+            self.owner.kv_failed(fetch.key, Failure(FailureCode.OVERLOADED, "all transfer slots are in use"))
+            self.owner.pages_safe(fetch.key)
+            return
+        peer = self._peers.get(fetch.peer.instance) or self._greet(fetch.peer)
+        expected = expected_writes(self.layout, self.layout, len(fetch.tokens), fetch.first_page)
+        expectation = self.fabric.expect(peer.landing, immediate, expected)
+        transfer = ReceiverTransfer(fetch.key, expected, time.monotonic() + fetch.deadline_s, self.checksums)
+        self._entries[fetch.key] = _Entry(fetch, transfer, peer.landing, immediate, expectation)
+        self.counters.requested += 1
+        request = self._prefill_request(fetch, peer, immediate)
+        if peer.welcomed:
+            self.send(peer.address, request)
+        else:
+            peer.waiting.append(request)
+
+    def abort(self, key: TransferKey, failure: Failure | None) -> None:
+        entry = self._entries.get(key)
+        if entry is not None:
+            self._do(entry, entry.transfer.abort(time.monotonic(), failure))
+
+    def peer_dead(self, instance: str) -> None:
+        """The peer's process is proven gone: another instance answers at its address, or nobody listens there."""
+        peer = self._peers.get(instance)
+        if peer is not None:
+            self._lose(peer, "its process is gone", proven_dead=True)
+        landing = self._lingering.pop(instance, None)
+        if landing is not None:
+            self._fence(landing, Failure(FailureCode.NODE_LOST, "prefill node is gone"))
+
+    def close_all(self, failure: Failure) -> None:
+        """The node is going down: fail what is open and fence every peer."""
+        for entry in list(self._entries.values()):
+            self._do(entry, entry.transfer.abort(time.monotonic(), failure))
+        for peer in list(self._peers.values()):
+            del self._peers[peer.address.instance]
+            self._fence(peer.landing, failure)
+
+    # ---- from the control plane ----
+
+    def on_welcome(self, welcome: Welcome) -> None:
+        peer = self._peers.get(welcome.instance)
+        if peer is None or peer.number != welcome.landing:
+            return
+        peer.welcomed, peer.last_seen = True, time.monotonic()
+        waiting, peer.waiting = peer.waiting, []
+        for request in waiting:
+            if request.ticket.key in self._entries:
+                self.send(peer.address, request)
+        log_event(log, "prefill node connected", peer=peer.address.name, peer_instance=welcome.instance)
+
+    def on_hello_refused(self, asked: str, refused: HelloRefused) -> None:
+        """`asked`: the instance that we meant to reach. It will never write to us."""
+        peer = self._peers.get(asked)
+        if peer is None or peer.number != refused.landing or peer.welcomed:
+            return
+        log_event(
+            log, "prefill node refuses us", logging.WARNING, peer=peer.address.name, reason=refused.failure.message
+        )
+        del self._peers[asked]
+        self.hang_up(asked)
+        self._fence(peer.landing, refused.failure)
+
+    def on_seen(self, instance: str) -> None:
+        peer = self._peers.get(instance)
+        if peer is not None:
+            peer.last_seen = time.monotonic()
+
+    def on_refused(self, refused: PrefillRefused) -> None:
+        entry = self._known(refused.key)
+        if entry is not None:
+            self._do(entry, entry.transfer.on_refused(refused.failure))
+        if refused.failure.code is FailureCode.STALE_PEER and entry is not None:
+            self._renew(entry.fetch.peer.instance)
+
+    def on_finished(self, finished: TransferFinished) -> None:
+        self.owner.prefill_timed(finished.key, finished.times)
+        entry = self._entries.get(finished.key)
+        if entry is not None:
+            actions = entry.transfer.on_finished(time.monotonic(), finished.posted, finished.checksums)
+            self._do(entry, actions)
+
+    def on_stopped(self, stopped: Stopped) -> None:
+        entry = self._known(stopped.key)
+        if entry is not None:
+            self._do(entry, entry.transfer.on_stopped(time.monotonic(), stopped.posted, stopped.failure))
+
+    # ---- from the pump ----
+
+    def on_event(self, event: Event) -> None:
+        if isinstance(event, Arrived):
+            for entry in self._with_expectation(event.handle):
+                entry.arrived_ns = event.last_ns
+                self._do(entry, entry.transfer.on_arrived(event.count))
+        elif isinstance(event, OverCounted):
+            for entry in self._with_expectation(event.handle):
+                self._do(entry, entry.transfer.on_over_counted(event.count))
+        elif isinstance(event, EndpointFailed):
+            for peer in [p for p in self._peers.values() if p.landing.id == event.endpoint]:
+                self._lose(peer, str(event.error), proven_dead=False)
+
+    def on_tick(self, now: float) -> None:
+        if now >= self._next_ping:
+            self._next_ping = now + PING_EVERY_S
+            for peer in self._peers.values():
+                self.send(peer.address, Ping(instance=self.instance))
+        for peer in [p for p in self._peers.values() if now - p.last_seen > PEER_TIMEOUT_S]:
+            self._lose(peer, "no heartbeat", proven_dead=False)
+        for entry in list(self._entries.values()):
+            self._do(entry, entry.transfer.on_tick(now))
+
+    # ---- inside ----
+
+    def _greet(self, address: PrefillAddress) -> _Peer:
+        self._landings += 1
+        landing = self.fabric.open_landing(address.name)
+        peer = _Peer(address, self._landings, landing, time.monotonic())
+        self._peers[address.instance] = peer
+        hello = Hello(
+            instance=self.instance,
+            name=self.name,
+            expects=address.instance,
+            compatibility=self.compatibility,
+            layout=self.layout,
+            landing=peer.number,
+            landing_address=landing.address,
+        )
+        self.send(address, hello)
+        return peer
+
+    def _prefill_request(self, fetch: Fetch, peer: _Peer, immediate: int) -> PrefillRequest:
+        remote = self.region.remote
+        rank = RankTicket(
+            region_key=remote.key,
+            region_base=remote.base,
+            region_length=remote.length,
+            blocks=list(fetch.blocks),
+            immediate=immediate,
+        )
+        ticket = TransferTicket(key=fetch.key, landing=peer.number, first_page=fetch.first_page, ranks=[rank])
+        return PrefillRequest(
+            ticket=ticket, public_id=fetch.public_id, tokens=list(fetch.tokens), deadline_s=fetch.deadline_s
+        )
+
+    def _known(self, key: TransferKey) -> _Entry | None:
+        entry = self._entries.get(key)
+        if entry is None:
+            self.counters.unknown_completions += 1
+        return entry
+
+    def _with_expectation(self, handle: int) -> list[_Entry]:
+        return [entry for entry in self._entries.values() if entry.expectation == handle]
+
+    def _do(self, entry: _Entry, actions: Sequence[Action]) -> None:
+        for action in actions:
+            match action:
+                case Decided():
+                    self._decided(entry, action)
+                case AccountClosed():
+                    self._account_closed(entry)
+                case AskToStop():
+                    self.send(entry.fetch.peer, AbortTransfer(key=entry.fetch.key))
+                case Revise():
+                    self.fabric.revise(entry.expectation, action.count)
+                case NeedFence():
+                    self._fence_alive(entry, action.reason)
+        if entry.transfer.closed and entry.transfer.decided is not None:
+            self._entries.pop(entry.fetch.key, None)
+
+    def _decided(self, entry: _Entry, decided: Decided) -> None:
+        key = entry.fetch.key
+        failure = decided.failure
+        if decided.outcome is Outcome.ARRIVED:
+            failure = self._compare(entry)
+            if failure is None:
+                self._arrived(entry)
+                return
+        if decided.outcome is Outcome.CANCELLED:
+            self.counters.cancelled += 1
+            return
+        assert failure is not None
+        self.counters.failed += 1
+        log_event(
+            log, "transfer failed", logging.WARNING, request=key.request, attempt=key.attempt, reason=failure.message
+        )
+        self.owner.kv_failed(key, failure)
+
+    def _arrived(self, entry: _Entry) -> None:
+        key, writes = entry.fetch.key, entry.transfer.expected
+        moved = writes * self.layout.page_bytes
+        self.counters.arrived += 1
+        self.counters.writes += writes
+        self.counters.bytes += moved
+        log_event(log, "kv arrived", request=key.request, attempt=key.attempt, writes=writes, bytes=moved)
+        self.owner.kv_arrived(Arrival(key, writes, moved, entry.arrived_ns))
+
+    def _compare(self, entry: _Entry) -> Failure | None:
+        """Debug mode: every page against its source's checksum."""
+        theirs = entry.transfer.checksums
+        if not self.checksums:
+            return None
+        ours = page_checksums(self.region.address, self.layout, entry.fetch.blocks)
+        difference = first_difference(ours, theirs or b"", len(entry.fetch.blocks))
+        if difference is None:
+            return None
+        self.counters.checksum_errors += 1
+        return Failure(FailureCode.TRANSFER_FAILED, f"KV differs on arrival: {difference}")
+
+    def _account_closed(self, entry: _Entry) -> None:
+        self.fabric.forget(entry.expectation)
+        self._slots.give_back(entry.immediate)
+        self.owner.pages_safe(entry.fetch.key)
+
+    def _lose(self, peer: _Peer, reason: str, proven_dead: bool) -> None:
+        """Give up on a peer: every transfer from it fails now, and its landing is closed as soon as that is allowed."""
+        instance = peer.address.instance
+        self.counters.peers_lost += 1
+        log_event(
+            log, "prefill node lost", logging.WARNING, peer=peer.address.name, peer_instance=instance, reason=reason
+        )
+        del self._peers[instance]
+        failure = Failure(FailureCode.NODE_LOST, f"prefill node {peer.address.name} lost: {reason}"[:1000])
+        for entry in self._of_landing(peer.landing):
+            self._do(entry, entry.transfer.on_peer_lost(failure))
+        if proven_dead or not self.fabric.fence_needs_dead_peer:
+            self.hang_up(instance)
+            self._fence(peer.landing, failure)
+        else:
+            self._lingering[instance] = peer.landing
+
+    def _fence_alive(self, entry: _Entry, reason: str) -> None:
+        """A transfer can be settled only by fencing a peer that still answers: all its transfers go down with it."""
+        instance = entry.fetch.peer.instance
+        peer = self._peers.get(instance)
+        if peer is None or self.fabric.fence_needs_dead_peer:
+            return
+        log_event(log, "fencing", logging.WARNING, peer=peer.address.name, peer_instance=instance, reason=reason)
+        self._renew(instance)
+
+    def _renew(self, instance: str) -> None:
+        """Fence a live peer and greet it again on a fresh landing."""
+        peer = self._peers.pop(instance, None)
+        if peer is None:
+            return
+        if self.fabric.fence_needs_dead_peer and self._of_landing(peer.landing):
+            self._lingering[instance] = peer.landing
+        else:
+            self._fence(peer.landing, Failure(FailureCode.TRANSFER_FAILED, "the prefill node was fenced"))
+        self._greet(peer.address)
+
+    def _fence(self, landing: Landing, failure: Failure) -> None:
+        self.counters.fences += 1
+        self.fabric.close_endpoint(landing)
+        for entry in self._of_landing(landing):
+            self._do(entry, entry.transfer.on_fenced(failure))
+
+    def _of_landing(self, landing: Landing) -> list[_Entry]:
+        return [entry for entry in self._entries.values() if entry.landing.id == landing.id]

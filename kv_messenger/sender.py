@@ -1,0 +1,356 @@
+"""The prefill side of the messenger: accepts tickets, arms each announced chunk, reports how a transfer ended.
+
+Everything here runs on the pump's thread. It keeps one session per decode instance (its landing, our sending endpoint)
+and one `SenderTransfer` per accepted ticket; it asks the engine and the control plane through two small ports.
+"""
+
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import msgspec
+
+from fabric.api import EndpointFailed, Event, MemoryRegion, Sending, TransferEngine, WritesEnded, WritesFailed
+from kv_messenger.checksums import page_checksums
+from kv_messenger.plan import TransferPlan, refuse_pair
+from kv_messenger.sender_transfer import (
+    Action,
+    Arm,
+    Chunk,
+    ReleaseSource,
+    ReportFinished,
+    ReportStopped,
+    SenderTransfer,
+    StopPosting,
+)
+from protocol.gates import Gates
+from protocol.layout import KVLayout
+from protocol.logs import event as log_event
+from protocol.messages import (
+    AbortTransfer,
+    Failure,
+    FailureCode,
+    Hello,
+    HelloRefused,
+    PrefillAccepted,
+    PrefillRefused,
+    PrefillRequest,
+    Stopped,
+    TransferFinished,
+    Welcome,
+)
+from protocol.ticket import TransferKey
+
+PEER_TIMEOUT_S = 4.0
+"""Three missed heartbeats of 1 s, and some slack."""
+REMEMBERED_ENDS = 4096
+
+log = logging.getLogger(__name__)
+
+
+class EnginePort(Protocol):
+    """The prefill engine, as the sender needs it. Calls return at once and are carried out in order, on its thread."""
+
+    def submit(self, request_id: str, tokens: Sequence[int], refused: Callable[[Failure], None]) -> None: ...
+
+    def abort(self, request_id: str) -> None: ...
+
+    def release(self, request_id: str) -> None: ...
+
+
+SendToPeer = Callable[[str, msgspec.Struct], None]
+"""(decode instance, message); never blocks."""
+
+
+@dataclass(slots=True)
+class _Session:
+    """One decode instance: its endpoint, and the writes of requests in flight to it."""
+
+    instance: str
+    name: str
+    landing: int
+    endpoint: Sending
+    last_seen: float
+
+
+@dataclass
+class SenderCounters:
+    accepted: int = 0
+    refused: int = 0
+    finished: int = 0
+    stopped: int = 0
+    peers_lost: int = 0
+    unknown_aborts: int = 0
+
+
+@dataclass(slots=True)
+class _Withheld:
+    """A batch that a test's gate keeps from being armed."""
+
+    key: TransferKey
+    arm: Arm
+
+
+@dataclass
+class Sender:
+    """`region` is the registered page pool, `word_address` the engine's progress word. `checksums`: send one per page
+    (debug mode)."""
+
+    instance: str
+    compatibility: str
+    layout: KVLayout
+    fabric: TransferEngine
+    region: MemoryRegion
+    word_address: int
+    engine: EnginePort
+    send: SendToPeer
+    gates: Gates
+    checksums: bool = False
+    counters: SenderCounters = field(default_factory=SenderCounters)
+    _sessions: dict[str, _Session] = field(default_factory=dict)
+    _transfers: dict[TransferKey, SenderTransfer] = field(default_factory=dict)
+    _by_request: dict[str, TransferKey] = field(default_factory=dict)
+    _by_handle: dict[int, TransferKey] = field(default_factory=dict)
+    _ends: OrderedDict[TransferKey, Stopped | TransferFinished] = field(default_factory=OrderedDict)
+    _withheld: list[_Withheld] = field(default_factory=list)
+
+    @property
+    def transfers(self) -> int:
+        return len(self._transfers)
+
+    @property
+    def sessions(self) -> int:
+        return len(self._sessions)
+
+    # ---- from the control plane ----
+
+    def on_hello(self, hello: Hello) -> None:
+        """Opens a session, or replaces the endpoint of one whose decode side fenced the old landing."""
+        failure = self._refuse_hello(hello)
+        if failure is not None:
+            log_event(log, "hello refused", logging.WARNING, peer=hello.name, reason=failure.message)
+            self.send(hello.instance, HelloRefused(instance=self.instance, landing=hello.landing, failure=failure))
+            return
+        session = self._sessions.get(hello.instance)
+        if session is None or session.landing != hello.landing:
+            self._drop_session(hello.instance, Failure(FailureCode.STALE_PEER, "the decode node opened a new landing"))
+            endpoint = self.fabric.connect(hello.name, hello.landing_address)
+            self._sessions[hello.instance] = _Session(
+                hello.instance, hello.name, hello.landing, endpoint, time.monotonic()
+            )
+            log_event(log, "session opened", peer=hello.name, peer_instance=hello.instance, landing=hello.landing)
+        self.send(hello.instance, Welcome(instance=self.instance, landing=hello.landing, layout=self.layout))
+
+    def on_seen(self, instance: str) -> bool:
+        """A heartbeat. False if no session with this instance exists: it has to say Hello again."""
+        session = self._sessions.get(instance)
+        if session is not None:
+            session.last_seen = time.monotonic()
+        return session is not None
+
+    def on_prefill_request(self, request: PrefillRequest) -> None:
+        key = request.ticket.key
+        if key in self._transfers:
+            return
+        if key in self._ends:
+            self.send(key.instance, self._ends[key])
+            return
+        plan = TransferPlan(self.layout, self.region, request.ticket, len(request.tokens))
+        failure = self._refuse_request(request, plan)
+        if failure is not None:
+            self._refuse(key, failure)
+            return
+        transfer = SenderTransfer(key, plan, time.monotonic_ns(), time.monotonic() + request.deadline_s)
+        self._transfers[key] = transfer
+        self._by_request[engine_id(key)] = key
+        self.counters.accepted += 1
+        log_event(log, "prefill accepted", request=key.request, attempt=key.attempt, tokens=len(request.tokens))
+        self.send(key.instance, PrefillAccepted(key=key))
+        self.engine.submit(engine_id(key), request.tokens, lambda why: self.on_engine_failed(engine_id(key), why))
+
+    def on_abort(self, abort: AbortTransfer) -> None:
+        transfer = self._transfers.get(abort.key)
+        if transfer is not None and transfer.live:
+            self._do(transfer, transfer.stop(None))
+        elif abort.key in self._ends:
+            self.send(abort.key.instance, self._ends[abort.key])
+        else:
+            self.counters.unknown_aborts += 1
+            unknown = Failure(FailureCode.STALE_PEER, "no such transfer here")
+            self.send(abort.key.instance, Stopped(key=abort.key, posted=0, completed=0, failure=unknown))
+
+    # ---- from the engine ----
+
+    def on_chunks(self, chunks: Sequence[tuple[str, Chunk]]) -> None:
+        """Announced before their forward: arm every layer's writes."""
+        for request_id, chunk in chunks:
+            transfer = self._of_request(request_id)
+            if transfer is not None:
+                self._do(transfer, transfer.on_chunk(chunk))
+
+    def on_forward_ended(self, request_ids: Sequence[str], started_ns: int, ended_ns: int) -> None:
+        for request_id in request_ids:
+            transfer = self._of_request(request_id)
+            if transfer is not None:
+                self._do(transfer, transfer.on_forward_ended(started_ns, ended_ns))
+
+    def on_engine_failed(self, request_id: str, failure: Failure) -> None:
+        transfer = self._of_request(request_id)
+        if transfer is not None:
+            self._do(transfer, transfer.stop(failure))
+
+    # ---- from the pump ----
+
+    def on_event(self, event: Event) -> None:
+        if isinstance(event, WritesEnded):
+            key = self._by_handle.pop(event.handle, None)
+            if key is not None and key in self._transfers:
+                self._do(self._transfers[key], self._transfers[key].on_batch_ended(event))
+        elif isinstance(event, WritesFailed):
+            key = self._by_handle.get(event.handle)
+            if key is not None and key in self._transfers:
+                failure = Failure(FailureCode.TRANSFER_FAILED, str(event.error)[:1000])
+                self._do(self._transfers[key], self._transfers[key].stop(failure))
+        elif isinstance(event, EndpointFailed):
+            for session in [s for s in self._sessions.values() if s.endpoint.id == event.endpoint]:
+                self._lose(session, str(event.error))
+
+    def on_tick(self, now: float) -> None:
+        for session in [s for s in self._sessions.values() if now - s.last_seen > PEER_TIMEOUT_S]:
+            self._lose(session, "no heartbeat")
+        for transfer in [t for t in self._transfers.values() if t.live and now >= t.deadline]:
+            self._do(transfer, transfer.stop(Failure(FailureCode.DEADLINE, "the request's deadline passed")))
+
+    def on_gate_released(self) -> None:
+        withheld, self._withheld = self._withheld, []
+        for item in withheld:
+            transfer = self._transfers.get(item.key)
+            if transfer is not None and transfer.live:
+                self._arm(transfer, item.arm)
+
+    def stop_all(self, failure: Failure) -> None:
+        """The node is going down: every live transfer is stopped and reported, every endpoint closed."""
+        for session in list(self._sessions.values()):
+            self._drop_session(session.instance, failure)
+
+    # ---- inside ----
+
+    def _refuse_hello(self, hello: Hello) -> Failure | None:
+        if hello.expects != self.instance:
+            return Failure(FailureCode.STALE_PEER, f"this is instance {self.instance}, not {hello.expects}")
+        if hello.compatibility != self.compatibility:
+            reason = refuse_pair(self.layout, hello.layout) or "model, tokenizer or protocol version differ"
+            return Failure(FailureCode.INCOMPATIBLE, reason)
+        return None
+
+    def _refuse_request(self, request: PrefillRequest, plan: TransferPlan) -> Failure | None:
+        session = self._sessions.get(request.ticket.key.instance)
+        if session is None or session.landing != request.ticket.landing:
+            return Failure(FailureCode.STALE_PEER, "no session for this landing; say Hello first")
+        reason = plan.refusal()
+        return Failure(FailureCode.INVALID, reason) if reason else None
+
+    def _refuse(self, key: TransferKey, failure: Failure) -> None:
+        self.counters.refused += 1
+        log_event(
+            log, "prefill refused", logging.WARNING, request=key.request, attempt=key.attempt, reason=failure.message
+        )
+        self.send(key.instance, PrefillRefused(key=key, failure=failure))
+
+    def _of_request(self, request_id: str) -> SenderTransfer | None:
+        key = self._by_request.get(request_id)
+        return self._transfers[key] if key is not None else None
+
+    def _lose(self, session: _Session, reason: str) -> None:
+        self.counters.peers_lost += 1
+        log_event(
+            log, "decode node lost", logging.WARNING, peer=session.name, peer_instance=session.instance, reason=reason
+        )
+        self._drop_session(session.instance, Failure(FailureCode.NODE_LOST, f"decode node lost: {reason}"[:1000]))
+
+    def _drop_session(self, instance: str, failure: Failure) -> None:
+        """Stop its transfers, then close its endpoint: the batches end with the next events, and release the pages."""
+        session = self._sessions.pop(instance, None)
+        if session is None:
+            return
+        for transfer in [t for t in self._transfers.values() if t.key.instance == instance]:
+            self._do(transfer, transfer.stop(failure))
+        self.fabric.close_endpoint(session.endpoint)
+
+    def _do(self, transfer: SenderTransfer, actions: Sequence[Action]) -> None:
+        for action in actions:
+            match action:
+                case Arm():
+                    self._arm_unless_held(transfer, action)
+                case StopPosting():
+                    self._stop_posting(transfer, action)
+                case ReportFinished():
+                    self._report_finished(transfer, action)
+                case ReportStopped():
+                    self._report_stopped(transfer, action)
+                case ReleaseSource():
+                    self._release(transfer)
+
+    def _arm_unless_held(self, transfer: SenderTransfer, arm: Arm) -> None:
+        behind = any(item.key == transfer.key for item in self._withheld)
+        if behind or self.gates.held(f"xfer:layer={arm.layer}"):
+            self._withheld.append(_Withheld(transfer.key, arm))
+        else:
+            self._arm(transfer, arm)
+
+    def _arm(self, transfer: SenderTransfer, arm: Arm) -> None:
+        endpoint = self._sessions[transfer.key.instance].endpoint
+        if arm.threshold is None:
+            handle = self.fabric.write(endpoint, arm.writes)
+        else:
+            handle = self.fabric.write_when(endpoint, self.word_address, arm.threshold, arm.writes)
+        self._by_handle[handle] = transfer.key
+        transfer.on_armed(handle)
+
+    def _stop_posting(self, transfer: SenderTransfer, action: StopPosting) -> None:
+        self.engine.abort(engine_id(transfer.key))
+        totals = [self.fabric.cancel(handle) for handle in action.handles]
+        posted = sum(posted for posted, _ in totals)
+        completed = sum(completed for _, completed in totals)
+        self._do(transfer, transfer.on_cancelled(posted, completed))
+
+    def _report_finished(self, transfer: SenderTransfer, report: ReportFinished) -> None:
+        self.counters.finished += 1
+        checksums = self._page_checksums(transfer) if self.checksums else None
+        self._end(TransferFinished(key=transfer.key, posted=report.posted, times=report.times, checksums=checksums))
+        log_event(
+            log, "transfer finished", request=transfer.key.request, attempt=transfer.key.attempt, posted=report.posted
+        )
+
+    def _report_stopped(self, transfer: SenderTransfer, report: ReportStopped) -> None:
+        self.counters.stopped += 1
+        key, failure = transfer.key, report.failure
+        self._end(Stopped(key=key, posted=report.posted, completed=report.completed, failure=failure))
+        reason = failure.message if failure else "aborted"
+        log_event(
+            log, "transfer stopped", request=key.request, attempt=key.attempt, posted=report.posted, reason=reason
+        )
+
+    def _end(self, message: Stopped | TransferFinished) -> None:
+        self._ends[message.key] = message
+        if len(self._ends) > REMEMBERED_ENDS:
+            self._ends.popitem(last=False)
+        self.send(message.key.instance, message)
+
+    def _release(self, transfer: SenderTransfer) -> None:
+        self.engine.release(engine_id(transfer.key))
+        del self._transfers[transfer.key]
+        del self._by_request[engine_id(transfer.key)]
+
+    def _page_checksums(self, transfer: SenderTransfer) -> bytes:
+        pages = range(transfer.plan.ticket.first_page, transfer.plan.total_pages)
+        blocks = [transfer.blocks[page] for page in pages]
+        return page_checksums(self.region.address, self.layout, blocks)
+
+
+def engine_id(key: TransferKey) -> str:
+    """The name of a transfer's prompt in the prefill engine."""
+    return f"{key.request}#{key.attempt}@{key.instance}"

@@ -1,0 +1,188 @@
+"""The prefill side of one transfer attempt, as a pure state machine.
+
+    QUEUED --first chunk--> SENDING --last chunk--> LAST_ARMED --all ended, forward ended--> FINISHED
+       `----------------------+------------------------'--abort, failure--> STOPPED --all ended--> (released)
+
+Source pages stay pinned until every batch has ended, also on error paths: `ReleaseSource` comes exactly once.
+`Stopped` is sent as soon as no more writes can be posted, which may be before the posted ones have completed.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+from fabric.api import PageWrites, WritesEnded
+from kv_messenger.plan import TransferPlan
+from protocol.messages import Failure, FailureCode, PrefillTimes
+from protocol.ticket import TransferKey
+
+
+class SenderState(Enum):
+    QUEUED = "queued"
+    SENDING = "sending"
+    LAST_ARMED = "last armed"
+    FINISHED = "finished"
+    STOPPED = "stopped"
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """What the engine announces before a forward: token range [start, end) of `total`, the prompt's block table, and
+    the progress word's value once layer 0 of that forward is done (layer l: `first_threshold + l`)."""
+
+    start: int
+    end: int
+    total: int
+    blocks: Sequence[int]
+    first_threshold: int
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """Post `writes` once the progress word reaches `threshold` (None: now)."""
+
+    layer: int
+    threshold: int | None
+    writes: PageWrites
+
+
+@dataclass(frozen=True, slots=True)
+class StopPosting:
+    """Stop the engine's work for it, cancel every batch in `handles`, then call `on_cancelled` with the totals."""
+
+    handles: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ReportStopped:
+    posted: int
+    completed: int
+    failure: Failure | None
+
+
+@dataclass(frozen=True, slots=True)
+class ReportFinished:
+    posted: int
+    times: PrefillTimes
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseSource:
+    """No write reads the source pages any more."""
+
+
+Action = Arm | StopPosting | ReportStopped | ReportFinished | ReleaseSource
+
+
+@dataclass(slots=True)
+class SenderTransfer:
+    """`received_ns`: monotonic, when the request came in. `deadline`: monotonic seconds."""
+
+    key: TransferKey
+    plan: TransferPlan
+    received_ns: int
+    deadline: float
+    state: SenderState = SenderState.QUEUED
+    blocks: tuple[int, ...] = ()
+    posted: int = 0
+    completed: int = 0
+    chunks: int = 0
+    stop_failure: Failure | None = None
+    released: bool = False
+    _cursor: int = 0
+    _unarmed: int = 0
+    _forwards_ended: int = 0
+    _open: dict[int, bool] = field(default_factory=dict)
+    """handle of each batch that has not ended -> whether it belongs to the chunk that ends the prompt"""
+    _last_chunk_posts: list[tuple[int, int]] = field(default_factory=list)
+    """(last_posted_ns, writes) of each batch of the last chunk"""
+    _first_started_ns: int = 0
+    _last_ended_ns: int = 0
+
+    @property
+    def live(self) -> bool:
+        return self.state in (SenderState.QUEUED, SenderState.SENDING, SenderState.LAST_ARMED)
+
+    def on_chunk(self, chunk: Chunk) -> list[Action]:
+        """Pages complete already (from the prefill side's own cache) go now, those this forward completes go layer by
+        layer."""
+        if not self.live:
+            return []
+        self.chunks += 1
+        self.blocks = tuple(chunk.blocks)
+        self.state = SenderState.LAST_ARMED if chunk.end >= self.plan.tokens else SenderState.SENDING
+        held = self._take_pages(chunk.start)
+        fresh = self._take_pages(chunk.end)
+        layers = range(self.plan.layout.layers)
+        arms = [Arm(la, None, self.plan.layer_writes(la, held, chunk.blocks)) for la in layers if held]
+        for layer in layers if fresh else ():
+            writes = self.plan.layer_writes(layer, fresh, chunk.blocks)
+            arms.append(Arm(layer, chunk.first_threshold + layer, writes))
+        self._unarmed += len(arms)
+        return list(arms)
+
+    def on_armed(self, handle: int) -> None:
+        """The fabric took a batch; called for every Arm, in order, unless the transfer stopped meanwhile."""
+        self._unarmed -= 1
+        self._open[handle] = self.state is SenderState.LAST_ARMED
+
+    def on_forward_ended(self, started_ns: int, ended_ns: int) -> list[Action]:
+        self._first_started_ns = self._first_started_ns or started_ns
+        self._last_ended_ns = ended_ns
+        self._forwards_ended += 1
+        return self._finish_if_done()
+
+    def on_batch_ended(self, event: WritesEnded) -> list[Action]:
+        last_chunk = self._open.pop(event.handle, None)
+        if last_chunk is None:
+            return []
+        self.completed += event.completed
+        if self.live:
+            self.posted += event.posted
+        if last_chunk:
+            self._last_chunk_posts.append((event.last_posted_ns, event.posted))
+        if event.error is not None and self.live:
+            return self.stop(Failure(FailureCode.TRANSFER_FAILED, str(event.error)[:1000]))
+        return self._finish_if_done() if self.live else self._release_if_idle()
+
+    def stop(self, failure: Failure | None) -> list[Action]:
+        """Asked to stop (`failure` None), or something failed. A no-op once finished or stopped."""
+        if not self.live:
+            return []
+        self.state = SenderState.STOPPED
+        self.stop_failure = failure
+        return [StopPosting(tuple(self._open))]
+
+    def on_cancelled(self, posted: int, completed: int) -> list[Action]:
+        """`posted` and `completed`: sums over the batches that were still open; nothing more will be posted."""
+        self.posted += posted
+        report = ReportStopped(self.posted, self.completed + completed, self.stop_failure)
+        return [report, *self._release_if_idle()]
+
+    def _take_pages(self, computed: int) -> range:
+        """The pages that became complete, each handed out once."""
+        first = max(self._cursor, self.plan.ticket.first_page)
+        self._cursor = max(self._cursor, self.plan.pages_complete(computed))
+        return range(first, self._cursor)
+
+    def _finish_if_done(self) -> list[Action]:
+        busy = self._open or self._unarmed or self._forwards_ended < self.chunks
+        if self.state is not SenderState.LAST_ARMED or busy:
+            return []
+        self.state = SenderState.FINISHED
+        return [ReportFinished(self.posted, self._times()), *self._release_if_idle()]
+
+    def _release_if_idle(self) -> list[Action]:
+        if self._open or self.released:
+            return []
+        self.released = True
+        return [ReleaseSource()]
+
+    def _times(self) -> PrefillTimes:
+        return PrefillTimes(
+            chunks=self.chunks,
+            queue_s=max(0, self._first_started_ns - self.received_ns) / 1e9,
+            prefill_s=max(0, self._last_ended_ns - self._first_started_ns) / 1e9,
+            early_writes=sum(n for posted_ns, n in self._last_chunk_posts if posted_ns <= self._last_ended_ns),
+            last_chunk_writes=sum(n for _, n in self._last_chunk_posts),
+        )
