@@ -2,21 +2,17 @@
 #include "internal.h"
 
 #include <stdlib.h>
-#include <sys/epoll.h>
 
 #define KF_POSTED_RECEIVES 512
 
 static int kf_open_cq(kf_engine *engine, kf_endpoint *endpoint, kf_error *error) {
-    struct fi_cq_attr attr = {
-        .size = kf_cq_size(engine, endpoint->landing), .format = FI_CQ_FORMAT_DATA, .wait_obj = FI_WAIT_FD};
+    struct fi_cq_attr attr = {.size = kf_cq_size(engine, endpoint->landing),
+                              .format = FI_CQ_FORMAT_DATA,
+                              .wait_obj = engine->wait_set ? FI_WAIT_SET : FI_WAIT_FD,
+                              .wait_set = engine->wait_set};
     int rc = fi_cq_open(engine->domain, &attr, &endpoint->cq, NULL);
     if (rc) return kf_set_error(error, "fi_cq_open", rc), rc;
-    int fd = -1;
-    rc = fi_control(&endpoint->cq->fid, FI_GETWAIT, &fd);
-    if (rc) return kf_set_error(error, "fi_control(FI_GETWAIT)", rc), rc;
-    struct epoll_event event = {.events = EPOLLIN};
-    if (epoll_ctl(engine->epoll_fd, EPOLL_CTL_ADD, fd, &event)) return kf_set_error(error, "epoll_ctl", errno), -errno;
-    return 0;
+    return engine->wait_set ? 0 : kf_watch(engine, &endpoint->cq->fid, error);
 }
 
 static int kf_open_ep(kf_engine *engine, kf_endpoint *endpoint, kf_error *error) {

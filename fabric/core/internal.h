@@ -119,6 +119,7 @@ struct kf_engine {
     struct fid_fabric *fabric;
     struct fid_domain *domain;
     bool delivery_complete;
+    struct fid_wait *wait_set; /* NULL: each completion queue has its own descriptor */
     int epoll_fd, event_fd;
     int woken; /* atomic */
     kf_node regions, endpoints, words;
@@ -133,6 +134,7 @@ int64_t kf_now(void);
 
 /* provider.c */
 void kf_set_error(kf_error *error, const char *call, int code);
+int kf_watch(kf_engine *engine, struct fid *fid, kf_error *error);
 size_t kf_cq_size(const kf_engine *engine, bool landing);
 
 /* endpoint.c */

@@ -71,8 +71,9 @@ static int kf_report(kf_engine *engine, kf_event *events, int capacity) {
     return n;
 }
 
-/* True if every queue agrees that its descriptor will tell of the next completion. */
+/* True if the descriptors will tell of the next completion: nothing is pending now. */
 static bool kf_may_sleep(kf_engine *engine) {
+    if (engine->wait_set) return fi_wait(engine->wait_set, 0) == -FI_ETIMEDOUT;
     for (kf_node *node = engine->endpoints.next; node != &engine->endpoints; node = node->next) {
         struct fid *fid = &KF_OWNER(node, kf_endpoint, link)->cq->fid;
         if (fi_trywait(engine->fabric, &fid, 1)) return false;

@@ -78,6 +78,25 @@ static int kf_choose(kf_engine *engine, bool delivery_complete) {
     return engine->info ? 0 : -FI_ENODATA;
 }
 
+/* Adds the wait descriptor of a queue or a wait set to what kf_progress sleeps on. */
+int kf_watch(kf_engine *engine, struct fid *fid, kf_error *error) {
+    int fd = -1, rc = fi_control(fid, FI_GETWAIT, &fd);
+    if (rc) return kf_set_error(error, "fi_control(FI_GETWAIT)", rc), rc;
+    struct epoll_event event = {.events = EPOLLIN};
+    if (epoll_ctl(engine->epoll_fd, EPOLL_CTL_ADD, fd, &event)) return kf_set_error(error, "epoll_ctl", errno), -1;
+    return 0;
+}
+
+/* In `net` (and `tcp`, its successor) fi_trywait does not reset a queue's descriptor after a completion: it stays
+ * readable and we would spin (1.17). A wait set does reset it, in fi_wait. */
+static int kf_open_wait_set(kf_engine *engine, kf_error *error) {
+    const char *provider = engine->options.provider;
+    if (strcmp(provider, "net") && strcmp(provider, "tcp")) return 0;
+    struct fi_wait_attr attr = {.wait_obj = FI_WAIT_FD};
+    if (fi_wait_open(engine->fabric, &attr, &engine->wait_set)) return engine->wait_set = NULL, 0;
+    return kf_watch(engine, &engine->wait_set->fid, error);
+}
+
 static int kf_open_domain(kf_engine *engine, kf_error *error) {
     int rc = kf_choose(engine, true);
     if (rc) rc = kf_choose(engine, false);
@@ -86,7 +105,7 @@ static int kf_open_domain(kf_engine *engine, kf_error *error) {
     if (rc) return kf_set_error(error, "fi_fabric", rc), rc;
     rc = fi_domain(engine->fabric, engine->info, &engine->domain, NULL);
     if (rc) return kf_set_error(error, "fi_domain", rc), rc;
-    return 0;
+    return kf_open_wait_set(engine, error);
 }
 
 static int kf_open_wait(kf_engine *engine, kf_error *error) {
@@ -127,6 +146,7 @@ void kf_close(kf_engine *engine) {
     while (kf_linked(&engine->ready_batches))
         kf_free_batch(KF_OWNER(engine->ready_batches.next, kf_batch, ready));
     while (kf_linked(&engine->regions)) kf_deregister(engine, KF_OWNER(engine->regions.next, kf_region, link));
+    if (engine->wait_set) fi_close(&engine->wait_set->fid);
     if (engine->domain) fi_close(&engine->domain->fid);
     if (engine->fabric) fi_close(&engine->fabric->fid);
     if (engine->info) fi_freeinfo(engine->info);
