@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
-from fabric.api import Event, TransferEngine
+from fabric.api import Event, FabricCounters, TransferEngine
 
 TICK_S = 0.25
 CALL_TIMEOUT_S = 30.0
@@ -39,6 +39,8 @@ class Pump:
         self._owner = owner
         self._inbox: deque[Callable[[], None]] = deque()
         self._stopping = False
+        self.fabric_counters: FabricCounters = fabric.counters()
+        """A snapshot per tick, for any thread."""
         self._thread = threading.Thread(target=self._run, name="kv-messenger", daemon=True)
 
     @property
@@ -82,6 +84,7 @@ class Pump:
                     self._owner.on_event(event)
                 if time.monotonic() >= next_tick:
                     next_tick = time.monotonic() + TICK_S
+                    self.fabric_counters = self._fabric.counters()
                     self._owner.on_tick(time.monotonic())
             self._run_inbox()
         except Exception:

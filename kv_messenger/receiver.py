@@ -284,6 +284,10 @@ class Receiver:
                 self.send(peer.address, Ping(instance=self.instance))
         for peer in [p for p in self._peers.values() if now - p.last_seen > PEER_TIMEOUT_S]:
             self._lose(peer, "no heartbeat", proven_dead=False)
+        for instance, landing in list(self._lingering.items()):
+            if not self._of_landing(landing):
+                del self._lingering[instance]
+                self.fabric.close_endpoint(landing)
         for entry in list(self._entries.values()):
             self._do(entry, entry.transfer.on_tick(now))
 

@@ -5,6 +5,7 @@ and one `SenderTransfer` per accepted ticket; it asks the engine and the control
 """
 
 import logging
+import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -35,6 +36,8 @@ from protocol.messages import (
     FailureCode,
     Hello,
     HelloRefused,
+    Ping,
+    Pong,
     PrefillAccepted,
     PrefillRefused,
     PrefillRequest,
@@ -116,6 +119,10 @@ class Sender:
     _by_handle: dict[int, TransferKey] = field(default_factory=dict)
     _ends: OrderedDict[TransferKey, Stopped | TransferFinished] = field(default_factory=OrderedDict)
     _withheld: list[_Withheld] = field(default_factory=list)
+    _idle: threading.Event = field(default_factory=threading.Event)
+
+    def __post_init__(self) -> None:
+        self._idle.set()
 
     @property
     def transfers(self) -> int:
@@ -124,6 +131,10 @@ class Sender:
     @property
     def sessions(self) -> int:
         return len(self._sessions)
+
+    def wait_idle(self, timeout: float) -> bool:
+        """From any thread: wait until no transfer is open. False if some still are."""
+        return self._idle.wait(timeout)
 
     # ---- from the control plane ----
 
@@ -144,12 +155,12 @@ class Sender:
             log_event(log, "session opened", peer=hello.name, peer_instance=hello.instance, landing=hello.landing)
         self.send(hello.instance, Welcome(instance=self.instance, landing=hello.landing, layout=self.layout))
 
-    def on_seen(self, instance: str) -> bool:
-        """A heartbeat. False if no session with this instance exists: it has to say Hello again."""
-        session = self._sessions.get(instance)
+    def on_ping(self, ping: Ping) -> None:
+        """Answered also without a session: the peer learns which instance lives at this address."""
+        session = self._sessions.get(ping.instance)
         if session is not None:
             session.last_seen = time.monotonic()
-        return session is not None
+        self.send(ping.instance, Pong(instance=self.instance))
 
     def on_prefill_request(self, request: PrefillRequest) -> None:
         key = request.ticket.key
@@ -165,6 +176,7 @@ class Sender:
             return
         transfer = SenderTransfer(key, plan, time.monotonic_ns(), time.monotonic() + request.deadline_s)
         self._transfers[key] = transfer
+        self._idle.clear()
         self._by_request[engine_id(key)] = key
         self.counters.accepted += 1
         log_event(log, "prefill accepted", request=key.request, attempt=key.attempt, tokens=len(request.tokens))
@@ -344,6 +356,8 @@ class Sender:
         self.engine.release(engine_id(transfer.key))
         del self._transfers[transfer.key]
         del self._by_request[engine_id(transfer.key)]
+        if not self._transfers:
+            self._idle.set()
 
     def _page_checksums(self, transfer: SenderTransfer) -> bytes:
         pages = range(transfer.plan.ticket.first_page, transfer.plan.total_pages)

@@ -79,6 +79,7 @@ class ControlThread:
 
     def bind(self, address: str, expected: Any, handler: Handler) -> tuple[Link, str]:
         """A socket that peers dial. Returns the link and the address it got. Raises zmq.ZMQError."""
+        self._gatekeeper.start()
         socket = self._socket(zmq.ROUTER)
         socket.router_mandatory = True
         socket.router_handover = True
@@ -116,11 +117,10 @@ class ControlThread:
     # -- from any thread --
 
     def start(self) -> None:
-        self._gatekeeper.start()
         self._thread.start()
 
     def post(self, action: Callable[[], None]) -> None:
-        """Run `action` on the control thread, after those posted before. Raises ControlOverloaded if that thread hangs."""
+        """Run `action` on the control thread, in order. Raises ControlOverloaded if that thread hangs."""
         if len(self._posted) >= MAX_POSTED:
             raise ControlOverloaded(f"the control thread has {MAX_POSTED} actions waiting")
         self._posted.append(action)

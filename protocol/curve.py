@@ -91,6 +91,8 @@ class Gatekeeper:
         self._authenticator: ThreadAuthenticator | None = None
 
     def start(self) -> None:
+        if self._authenticator is not None:
+            return
         self._authenticator = ThreadAuthenticator(self._context)
         self._authenticator.start()
         self._authenticator.configure_curve_callback(ZAP_DOMAIN, _AllowOne(self._key))

@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 from protocol import PROTOCOL_VERSION
@@ -10,6 +11,19 @@ from protocol.layout import KVLayout
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
 _BLOCK = 1 << 22
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """Which model a node serves. `digest` covers weights and config, `tokenizer` what the router must share."""
+
+    name: str
+    digest: str
+    tokenizer: str
+
+
+def served_model(folder: Path) -> ServedModel:
+    return ServedModel(folder.resolve().name, model_digest(folder), tokenizer_digest(folder))
 
 
 def tokenizer_digest(model: Path) -> str:

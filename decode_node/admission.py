@@ -1,0 +1,324 @@
+"""Which request runs, waits for KV, or is refused: the one owner of the node's request table.
+
+Every method runs on the engine's thread, between steps. Pages of a failed or cancelled attempt are quarantined in the
+engine at once and freed when the messenger says that no peer can write into them.
+"""
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from decode_node.job import Job, JobState
+from engine.engine import Engine
+from engine.errors import CapacityExceeded, InvalidRequest
+from engine.outputs import Ended, StepOutput
+from engine.request import Request
+from kv_messenger.receiver import Arrival, Fetch
+from protocol.gates import Gates
+from protocol.logs import event
+from protocol.messages import (
+    DecodeRequest,
+    Failure,
+    FailureCode,
+    FinishReason,
+    Message,
+    PrefillTimes,
+    RequestEnded,
+    TokenDelta,
+)
+from protocol.ticket import TransferKey
+
+MAX_ATTEMPTS = 4
+_TRY_SAME_PEER_AGAIN = frozenset({FailureCode.STALE_PEER, FailureCode.TRANSFER_FAILED})
+_GIVE_UP = frozenset({FailureCode.INVALID, FailureCode.TOO_LONG, FailureCode.DEADLINE})
+
+log = logging.getLogger(__name__)
+
+
+class KVSource(Protocol):
+    """The messenger, as admission needs it; both calls return at once."""
+
+    def fetch(self, fetch: Fetch) -> None: ...
+
+    def abort(self, key: TransferKey, failure: Failure | None) -> None: ...
+
+
+@dataclass
+class AdmissionCounters:
+    received: int = 0
+    refused: int = 0
+    finished: int = 0
+    failed: int = 0
+    cancelled: int = 0
+    retried: int = 0
+    tokens: int = 0
+
+
+class Admission:
+    """`reply` sends a message to the router; it may be called from this thread at any time. `local_prefill`: run
+    prompts here, ask nobody."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        source: KVSource,
+        reply: Callable[[Message], None],
+        gates: Gates,
+        *,
+        instance: str,
+        name: str,
+        provider: str,
+        local_prefill: bool,
+        max_queue: int,
+    ) -> None:
+        self._engine = engine
+        self._source = source
+        self._reply = reply
+        self._gates = gates
+        self._instance = instance
+        self._name = name
+        self._provider = provider
+        self._local_prefill = local_prefill
+        self._max_queue = max_queue
+        self._jobs: dict[str, Job] = {}
+        self._queue: deque[Job] = deque()
+        self._at_join_gate: list[str] = []
+        self.counters = AdmissionCounters()
+        self.draining = False
+
+    @property
+    def waiting(self) -> int:
+        return len(self._queue)
+
+    @property
+    def jobs(self) -> int:
+        return len(self._jobs)
+
+    # ---- from the router ----
+
+    def accept(self, request: DecodeRequest) -> None:
+        self.counters.received += 1
+        refusal = self._refusal(request)
+        if refusal is not None:
+            self._refuse(request, refusal)
+            return
+        now = time.monotonic()
+        job = Job(request, time.monotonic_ns(), now + request.deadline_s, list(request.prefills))
+        self._jobs[job.id] = job
+        self._queue.append(job)
+        event(log, "request accepted", request=job.id, public_id=request.public_id, tokens=len(request.prompt))
+        self.admit()
+
+    def abort(self, request_id: str) -> None:
+        job = self._jobs.get(request_id)
+        if job is not None:
+            self._stop(job, FinishReason.CANCELLED, None)
+            self.admit()
+
+    def abort_all(self) -> None:
+        """The router is gone: nobody waits for any of it."""
+        for job in list(self._jobs.values()):
+            self._stop(job, FinishReason.CANCELLED, None)
+
+    # ---- from the messenger ----
+
+    def kv_arrived(self, arrival: Arrival) -> None:
+        job = self._current(arrival.key)
+        if job is None:
+            return
+        job.arrival = arrival
+        if self._gates.held("decode:join"):
+            self._at_join_gate.append(job.id)
+        else:
+            self._resume(job)
+
+    def kv_failed(self, key: TransferKey, failure: Failure) -> None:
+        job = self._current(key)
+        if job is None:
+            return
+        self._give_up_pages(job)
+        job.last_failure = failure
+        if self._may_retry(job, failure):
+            self.counters.retried += 1
+            job.state = JobState.QUEUED
+            self._queue.appendleft(job)
+        else:
+            self._end(job, FinishReason.ERROR, self._final(job, failure))
+        self.admit()
+
+    def pages_safe(self, key: TransferKey) -> None:
+        job = self._current(key)
+        if job is not None:
+            job.safe.add(key.attempt)
+        else:
+            self._engine.free_quarantined(key.request, key.attempt)
+            self.admit()
+
+    def prefill_timed(self, key: TransferKey, times: PrefillTimes) -> None:
+        job = self._jobs.get(key.request)
+        if job is not None and job.attempt == key.attempt:
+            job.times = times
+
+    # ---- from the engine ----
+
+    def on_step(self, output: StepOutput) -> None:
+        now = time.monotonic_ns()
+        for new in output.tokens:
+            job = self._jobs.get(new.request_id)
+            if job is not None:
+                job.first_token_ns = job.first_token_ns or now
+                job.tokens += 1
+                self.counters.tokens += 1
+                self._reply(TokenDelta(request=job.id, index=new.index, tokens=[new.token]))
+        for ended in output.ended:
+            self._engine_ended(ended)
+        if output.ended:
+            self.admit()
+
+    # ---- from the clock and the tests ----
+
+    def on_tick(self) -> None:
+        now = time.monotonic()
+        for job in [job for job in self._jobs.values() if now >= job.deadline]:
+            self._stop(job, FinishReason.ERROR, Failure(FailureCode.DEADLINE, "the request's deadline passed"))
+        self.admit()
+
+    def on_gate_released(self) -> None:
+        joining, self._at_join_gate = self._at_join_gate, []
+        for request_id in joining:
+            job = self._jobs.get(request_id)
+            if job is not None and job.state is JobState.WAITING_FOR_KV:
+                self._resume(job)
+
+    # ---- inside ----
+
+    def admit(self) -> None:
+        """Start queued requests, first come first served, while pages last."""
+        while self._queue and self._start(self._queue[0]):
+            self._queue.popleft()
+
+    def _start(self, job: Job) -> bool:
+        """False if there is no room now. An impossible request is ended, which counts as started."""
+        prompt = job.request.prompt
+        local = self._local_prefill or len(prompt) == 1
+        if not local and not self._engine.can_reserve(len(prompt)):
+            return False
+        request = Request(job.id, prompt, job.request.sampling)
+        job.attempt += 1
+        try:
+            if local:
+                self._run_here(job, request)
+            else:
+                self._fetch(job, self._engine.reserve(request, job.attempt))
+        except InvalidRequest as error:
+            self._end(job, FinishReason.ERROR, Failure(FailureCode.INVALID, str(error)[:1000]))
+        except CapacityExceeded as error:
+            self._end(job, FinishReason.ERROR, Failure(FailureCode.TOO_LONG, str(error)[:1000]))
+        return True
+
+    def _run_here(self, job: Job, request: Request) -> None:
+        self._engine.add(request)
+        job.state, job.started_ns = JobState.RUNNING, time.monotonic_ns()
+
+    def _fetch(self, job: Job, blocks: list[int]) -> None:
+        job.peer = job.untried.pop(0)
+        job.state, job.asked_ns = JobState.WAITING_FOR_KV, time.monotonic_ns()
+        tokens = job.request.prompt[:-1]
+        pages = self._engine.layout.pages_for(len(tokens))
+        remaining = max(0.0, job.deadline - time.monotonic())
+        self._source.fetch(
+            Fetch(
+                key=job.key(self._instance),
+                public_id=job.request.public_id,
+                peer=job.peer,
+                tokens=tokens,
+                blocks=blocks[:pages],
+                first_page=0,
+                deadline_s=remaining,
+            )
+        )
+
+    def _resume(self, job: Job) -> None:
+        job.state, job.started_ns = JobState.RUNNING, time.monotonic_ns()
+        self._engine.resume(job.id, computed=len(job.request.prompt) - 1)
+
+    def _current(self, key: TransferKey) -> Job | None:
+        """The job, if this attempt still holds its pages and waits for them."""
+        job = self._jobs.get(key.request)
+        if job is None or job.attempt != key.attempt or job.state is not JobState.WAITING_FOR_KV:
+            return None
+        return job
+
+    def _refusal(self, request: DecodeRequest) -> Failure | None:
+        if self.draining:
+            return Failure(FailureCode.DRAINING, "this decode node is stopping")
+        if request.request in self._jobs:
+            return Failure(FailureCode.INVALID, "a request with this key is running already")
+        if len(self._queue) >= self._max_queue:
+            return Failure(FailureCode.OVERLOADED, f"{len(self._queue)} requests wait for pages already")
+        if not request.prefills and not self._local_prefill and len(request.prompt) > 1:
+            return Failure(FailureCode.NO_PREFILL, "no prefill node is available")
+        try:
+            self._engine.validate(Request(request.request, request.prompt, request.sampling))
+        except InvalidRequest as error:
+            return Failure(FailureCode.INVALID, str(error)[:1000])
+        except CapacityExceeded as error:
+            return Failure(FailureCode.TOO_LONG, str(error)[:1000])
+        return None
+
+    def _refuse(self, request: DecodeRequest, failure: Failure) -> None:
+        self.counters.refused += 1
+        event(log, "request refused", logging.WARNING, request=request.request, reason=failure.message)
+        ledger = Job(request, 0, 0.0, []).ledger(self._name, "")
+        self._reply(RequestEnded(request=request.request, reason=FinishReason.ERROR, failure=failure, ledger=ledger))
+
+    def _may_retry(self, job: Job, failure: Failure) -> bool:
+        if failure.code in _GIVE_UP or job.attempt >= MAX_ATTEMPTS or self.draining:
+            return False
+        if failure.code in _TRY_SAME_PEER_AGAIN and job.peer is not None:
+            job.untried.append(job.peer)
+        return bool(job.untried)
+
+    def _final(self, job: Job, failure: Failure) -> Failure:
+        """What the router is told when no prefill node is left to ask."""
+        if failure.code in _GIVE_UP or failure.code is FailureCode.OVERLOADED:
+            return failure
+        return Failure(FailureCode.NO_PREFILL, f"no prefill node left after {job.attempt} attempts: {failure.message}")
+
+    def _stop(self, job: Job, reason: FinishReason, failure: Failure | None) -> None:
+        """End a request from our side, whatever it is doing."""
+        if job.state is JobState.QUEUED:
+            self._queue.remove(job)
+        elif job.state is JobState.WAITING_FOR_KV:
+            self._source.abort(job.key(self._instance), failure)
+            self._give_up_pages(job)
+        else:
+            self._engine.abort(job.id)
+        self._end(job, reason, failure)
+
+    def _give_up_pages(self, job: Job) -> None:
+        """Out of the engine and into quarantine; straight on to free if they are known to be safe."""
+        self._engine.quarantine(job.id)
+        if job.attempt in job.safe:
+            self._engine.free_quarantined(job.id, job.attempt)
+
+    def _engine_ended(self, ended: Ended) -> None:
+        job = self._jobs.get(ended.request_id)
+        if job is not None:
+            self._end(job, ended.reason, ended.failure)
+
+    def _end(self, job: Job, reason: FinishReason, failure: Failure | None) -> None:
+        del self._jobs[job.id]
+        if reason is FinishReason.CANCELLED:
+            self.counters.cancelled += 1
+        elif reason is FinishReason.ERROR:
+            self.counters.failed += 1
+        else:
+            self.counters.finished += 1
+        ledger = job.ledger(self._name, self._provider)
+        why = failure.message if failure else None
+        event(log, "request ended", request=job.id, outcome=reason.value, tokens=job.tokens, reason=why)
+        self._reply(RequestEnded(request=job.id, reason=reason, failure=failure, ledger=ledger))

@@ -1,0 +1,50 @@
+"""The decode node's settings, from its command line."""
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from engine.options import EngineOptions, add_engine_options, engine_options_from
+from protocol.membership_options import Membership, add_membership_options, membership_from
+
+DESCRIPTION = """\
+Run a decode node: it receives requests from the router, has their prompts prefilled by a prefill node, and generates
+the tokens. With --local-prefill it computes prompts itself and needs no prefill node."""
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeConfig:
+    """`max_queue`: requests that may wait for pages. `drain_s`: grace for running requests at SIGTERM."""
+
+    membership: Membership
+    engine: EngineOptions
+    local_prefill: bool
+    max_queue: int
+    drain_s: float
+
+
+def parse_config(argv: Sequence[str]) -> DecodeConfig:
+    """Exits with a message on bad options, as argparse does."""
+    parser = argparse.ArgumentParser(prog="kvferry decode", description=DESCRIPTION)
+    add_membership_options(parser, default_name="decode")
+    add_engine_options(parser)
+    group = parser.add_argument_group("decoding")
+    group.add_argument("--local-prefill", action="store_true", help="compute prompts on this node, ask no prefill node")
+    group.add_argument(
+        "--max-queue", type=int, default=256, help="requests that may wait for KV pages (default: %(default)s)"
+    )
+    group.add_argument(
+        "--drain",
+        type=float,
+        default=30.0,
+        metavar="S",
+        help="grace at SIGTERM (default: %(default)s)",
+    )
+    arguments = parser.parse_args(argv)
+    return DecodeConfig(
+        membership=membership_from(arguments),
+        engine=engine_options_from(parser, arguments),
+        local_prefill=arguments.local_prefill,
+        max_queue=arguments.max_queue,
+        drain_s=arguments.drain,
+    )

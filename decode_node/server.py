@@ -1,0 +1,142 @@
+"""The decode node's control plane: the link to the router, and one link to each prefill instance it was sent to.
+
+Runs on the control thread. It turns frames into calls on the node's two threads and knows nothing of their state,
+except when it last heard from a peer: a silent peer whose address refuses connections is proven dead.
+"""
+
+import logging
+import socket
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+
+from kv_messenger.pump import Pump
+from kv_messenger.receiver import Receiver
+from protocol.channel import ControlThread, Link
+from protocol.logs import event
+from protocol.messages import (
+    HelloRefused,
+    Nack,
+    Pong,
+    PrefillAccepted,
+    PrefillAddress,
+    PrefillRefused,
+    Stopped,
+    ToDecode,
+    TransferFinished,
+    Welcome,
+)
+
+SILENT_AFTER_S = 1.5
+PROBE_TIMEOUT_S = 0.5
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Peer:
+    address: PrefillAddress
+    link: Link
+    last_heard: float
+    probing: bool = False
+
+
+class PrefillLinks:
+    """The links to prefill instances. `send` and `hang_up` come from the pump's thread."""
+
+    def __init__(self, control: ControlThread) -> None:
+        self._control = control
+        self._peers: dict[str, _Peer] = {}
+        self._pump: Pump | None = None
+        self._receiver: Receiver | None = None
+
+    def deliver_to(self, pump: Pump, receiver: Receiver) -> None:
+        self._pump, self._receiver = pump, receiver
+
+    @property
+    def count(self) -> int:
+        return len(self._peers)
+
+    def send(self, address: PrefillAddress, message: msgspec.Struct) -> None:
+        self._control.post(lambda: self._send_now(address, message))
+
+    def hang_up(self, instance: str) -> None:
+        self._control.post(lambda: self._hang_up_now(instance))
+
+    def on_tick(self) -> None:
+        """Ask the operating system about peers that were not heard of."""
+        now = time.monotonic()
+        for peer in self._peers.values():
+            if now - peer.last_heard > SILENT_AFTER_S and not peer.probing:
+                peer.probing = True
+                threading.Thread(target=self._probe, args=(peer,), name="probe", daemon=True).start()
+
+    def _send_now(self, address: PrefillAddress, message: msgspec.Struct) -> None:
+        peer = self._peers.get(address.instance)
+        if peer is None:
+            link = self._control.dial(
+                address.address, ToDecode, lambda _, __, got: self._receive(address.instance, got)
+            )
+            peer = self._peers[address.instance] = _Peer(address, link, time.monotonic())
+        self._control.send_now(peer.link, message)
+
+    def _hang_up_now(self, instance: str) -> None:
+        peer = self._peers.pop(instance, None)
+        if peer is not None:
+            self._control.hang_up(peer.link)
+
+    def _receive(self, instance: str, message: Any) -> None:
+        """`instance`: whom this link was dialled to reach."""
+        assert self._pump is not None and self._receiver is not None
+        peer = self._peers.get(instance)
+        if peer is not None:
+            peer.last_heard = time.monotonic()
+        if isinstance(message, Welcome | Pong | HelloRefused) and message.instance != instance:
+            self._proven_dead(instance, "another instance answers at its address")
+            return
+        action = self._action(instance, message)
+        if action is not None:
+            self._pump.submit(action)
+
+    def _action(self, instance: str, message: Any) -> Callable[[], None] | None:
+        assert self._receiver is not None
+        receiver = self._receiver
+        match message:
+            case Welcome():
+                return lambda: receiver.on_welcome(message)
+            case HelloRefused():
+                return lambda: receiver.on_hello_refused(instance, message)
+            case Pong() | PrefillAccepted():
+                return lambda: receiver.on_seen(instance)
+            case PrefillRefused():
+                return lambda: receiver.on_refused(message)
+            case TransferFinished():
+                return lambda: receiver.on_finished(message)
+            case Stopped():
+                return lambda: receiver.on_stopped(message)
+            case Nack():
+                event(log, "prefill node refused a frame", logging.WARNING, reason=message.failure.message)
+        return None
+
+    def _probe(self, peer: _Peer) -> None:
+        """On a thread of its own: a connection attempt may take PROBE_TIMEOUT_S."""
+        where = urlsplit(peer.address.address)
+        try:
+            socket.create_connection((where.hostname or "", where.port or 0), PROBE_TIMEOUT_S).close()
+        except ConnectionRefusedError:
+            self._proven_dead(peer.address.instance, "its address refuses connections")
+        except OSError as error:
+            event(log, "prefill node unreachable", logging.WARNING, peer=peer.address.name, error=str(error))
+        peer.probing = False
+
+    def _proven_dead(self, instance: str, reason: str) -> None:
+        assert self._pump is not None and self._receiver is not None
+        receiver = self._receiver
+        event(log, "prefill node dead", logging.WARNING, peer_instance=instance, reason=reason)
+        self._pump.submit(lambda: receiver.peer_dead(instance))
+        self.hang_up(instance)

@@ -1,0 +1,62 @@
+"""The command-line options by which any node joins a cluster, and the record they become."""
+
+import argparse
+import secrets
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Membership:
+    """`router`: the address nodes dial. `host`: the interface that this node's own sockets bind to. Ports 0 take any.
+    `instance`: random per process; a restart on the same address is a new peer."""
+
+    router: str
+    cluster_key: Path
+    name: str
+    host: str
+    provider: str | None
+    status_port: int
+    test_gates: str | None
+    instance: str
+
+
+def add_membership_options(parser: argparse.ArgumentParser, default_name: str) -> None:
+    group = parser.add_argument_group("joining a cluster")
+    group.add_argument(
+        "--router", required=True, metavar="ADDRESS", help="the router's address for nodes, e.g. tcp://127.0.0.1:5550"
+    )
+    group.add_argument(
+        "--cluster-key",
+        required=True,
+        type=Path,
+        metavar="FILE",
+        help="the key file that a whole cluster shares",
+    )
+    group.add_argument("--name", default=default_name, help="name in logs and tables (default: %(default)s)")
+    group.add_argument(
+        "--host",
+        default="127.0.0.1",
+        help="interface of its sockets and data plane (default: %(default)s)",
+    )
+    group.add_argument(
+        "--provider",
+        help="libfabric provider: net, tcp;ofi_rxm, efa, verbs, ... (default: the best there is)",
+    )
+    group.add_argument(
+        "--status-port", type=int, default=0, help="port of /health, /ready, /metrics, /debug/pages (default: any)"
+    )
+    group.add_argument("--test-gates", metavar="SOCKET", help=argparse.SUPPRESS)
+
+
+def membership_from(arguments: argparse.Namespace) -> Membership:
+    return Membership(
+        router=arguments.router,
+        cluster_key=arguments.cluster_key,
+        name=arguments.name,
+        host=arguments.host,
+        provider=arguments.provider,
+        status_port=arguments.status_port,
+        test_gates=arguments.test_gates,
+        instance=secrets.token_hex(16),
+    )
