@@ -1,0 +1,85 @@
+"""What a local cluster consists of, and the command line of each of its processes."""
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+Programs = Mapping[str, Sequence[str]]
+
+PROGRAMS: Programs = {
+    "router": (sys.executable, "-m", "router"),
+    "prefill": (sys.executable, "-m", "prefill_node"),
+    "decode": (sys.executable, "-m", "decode_node"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterSpec:
+    """`port`: the router's, 0 takes any. `provider`: libfabric's name, None for the best there is. `local_prefill`:
+    decode nodes compute prompts themselves. The last three are None where the node's own default is wanted."""
+
+    model: Path
+    prefill: int = 1
+    decode: int = 3
+    host: str = "127.0.0.1"
+    port: int = 8000
+    provider: str | None = None
+    local_prefill: bool = False
+    page_size: int | None = None
+    num_blocks: int | None = None
+    max_batch_tokens: int | None = None
+
+    def check(self) -> None:
+        """Raises ValueError with what to change."""
+        if not (self.model / "config.json").is_file():
+            raise ValueError(
+                f"{self.model} is no Hugging Face model folder (config.json is missing): "
+                "give one with --model, or fetch the demo model with `make setup`"
+            )
+        if self.decode < 1:
+            raise ValueError("a cluster needs at least one decode node")
+        if self.prefill < 1 and not self.local_prefill:
+            raise ValueError("without a prefill node the decode nodes need --local-prefill")
+
+    @property
+    def nodes(self) -> list[tuple[str, str]]:
+        """(role, name) of every node, in starting order."""
+        prefills = [("prefill", f"prefill-{index}") for index in range(self.prefill)]
+        return prefills + [("decode", f"decode-{index}") for index in range(self.decode)]
+
+
+def router_command(spec: ClusterSpec, key: Path, programs: Programs = PROGRAMS) -> list[str]:
+    places = ["--host", spec.host, "--port", str(spec.port), "--node-host", spec.host, "--node-port", "0"]
+    return [*programs["router"], "--model", str(spec.model), "--cluster-key", str(key), *places]
+
+
+def node_command(
+    spec: ClusterSpec, role: str, name: str, nodes_address: str, key: Path, programs: Programs = PROGRAMS
+) -> list[str]:
+    command = [*programs[role], "--model", str(spec.model), "--router", nodes_address]
+    command += ["--cluster-key", str(key), "--name", name, "--host", spec.host, "--threads", str(threads(spec, role))]
+    if role == "decode" and spec.local_prefill:
+        command.append("--local-prefill")
+    settings = {
+        "--provider": spec.provider,
+        "--page-size": spec.page_size,
+        "--num-blocks": spec.num_blocks,
+        "--max-batch-tokens": spec.max_batch_tokens,
+    }
+    for option, value in settings.items():
+        if value is not None:
+            command += [option, str(value)]
+    return command
+
+
+def threads(spec: ClusterSpec, role: str) -> int:
+    """Compute threads per node. Prefill is compute-bound and gets all cores; decode nodes share them evenly."""
+    cores = len(os.sched_getaffinity(0))
+    return max(1, cores // (spec.prefill if role == "prefill" else spec.decode))
+
+
+def environment() -> dict[str, str]:
+    """For every process. Idle OpenMP threads that spin would take the cores from the other nodes on this machine."""
+    return {"OMP_WAIT_POLICY": "passive", "PYTHONUNBUFFERED": "1"}

@@ -1,0 +1,97 @@
+"""One process of a local cluster: its own session, its log file, its end."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+POLL_S = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessId:
+    """A pid and when its process started (clock ticks since boot), so that a recycled pid is never taken for it."""
+
+    pid: int
+    started: int
+
+    @property
+    def alive(self) -> bool:
+        return start_time(self.pid) == self.started
+
+
+def start_time(pid: int) -> int | None:
+    """Field 22 of /proc/PID/stat; None where no such process runs (a zombie does not)."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    fields = stat.rpartition(")")[2].split()  # the name before it may hold spaces
+    return None if fields[0] in "ZX" else int(fields[19])
+
+
+class Child:
+    """A running process, started by `spawn`. Owned by the launcher's main thread: the kernel ties its life to it."""
+
+    def __init__(self, name: str, log: Path, popen: "subprocess.Popen[bytes]", started: int) -> None:
+        self.name = name
+        self.log = log
+        self.id = ProcessId(popen.pid, started)
+        self._popen = popen
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while it runs; negative: ended by that signal."""
+        return self._popen.poll()
+
+    def last_lines(self, count: int = 15) -> str:
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-count:])
+
+    def value_after(self, prefix: str) -> str | None:
+        """The rest of the first whole log line that begins with `prefix`."""
+        for line in self.log.read_text(errors="replace").splitlines(keepends=True):
+            if line.startswith(prefix) and line.endswith("\n"):
+                return line.removeprefix(prefix).strip()
+        return None
+
+    def terminate(self) -> None:
+        """Ask it to stop; a no-op once it has."""
+        if self.exit_code is None:
+            os.kill(self.id.pid, signal.SIGTERM)
+
+    def finish(self, deadline: float) -> bool:
+        """Wait until the monotonic `deadline`, then kill what is left of its session; True if it had to be killed."""
+        try:
+            self._popen.wait(max(0.0, deadline - time.monotonic()))
+            killed = False
+        except subprocess.TimeoutExpired:
+            killed = True
+        _kill_group(self.id.pid)
+        self._popen.wait()
+        return killed
+
+
+def _kill_group(leader: int) -> None:
+    with contextlib.suppress(ProcessLookupError):  # the usual case: the leader took its workers with it
+        os.killpg(leader, signal.SIGKILL)
+
+
+def spawn(name: str, command: Sequence[str], log: Path, environment: Mapping[str, str]) -> Child:
+    """Start `command` in a session of its own, both outputs to `log` (replaced), dying with the calling process."""
+    attended = [sys.executable, "-m", "deploy.attended", str(os.getpid()), *command]
+    with log.open("wb") as output:
+        popen = subprocess.Popen(
+            attended,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, **environment},
+            start_new_session=True,
+        )
+    started = start_time(popen.pid)
+    return Child(name, log, popen, -1 if started is None else started)
