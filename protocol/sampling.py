@@ -6,7 +6,7 @@ import msgspec
 
 Probability = Annotated[float, msgspec.Meta(gt=0.0, le=1.0)]
 Temperature = Annotated[float, msgspec.Meta(ge=0.0, le=100.0)]
-Seed = Annotated[int, msgspec.Meta(ge=0, lt=1 << 63)]
+Seed = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 
 
 class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -1,0 +1,77 @@
+"""Pause points: held, reached and released over the unix socket; open and free without the switch."""
+
+import asyncio
+import threading
+from pathlib import Path
+
+from protocol.gates import GateClient, Gates
+
+DEADLINE_S = 10.0
+
+
+def test_a_thread_waits_at_a_held_gate_until_it_is_released(tmp_path: Path) -> None:
+    gates = Gates(str(tmp_path / "gates"))
+    gates.start()
+    client = GateClient(str(tmp_path / "gates"))
+    client.hold("decode:join")
+    passed = threading.Event()
+    thread = threading.Thread(target=lambda: (gates.wait("decode:join"), passed.set()))
+    thread.start()
+    assert client.reached("decode:join", DEADLINE_S) and not passed.is_set()
+    client.release("decode:join")
+    assert passed.wait(DEADLINE_S)
+    thread.join()
+    client.close()
+    gates.close()
+    assert not (tmp_path / "gates").exists()
+
+
+def test_held_never_blocks_and_release_tells_listeners(tmp_path: Path) -> None:
+    gates = Gates(str(tmp_path / "gates"))
+    released = threading.Event()
+    gates.on_release(released.set)
+    gates.start()
+    client = GateClient(str(tmp_path / "gates"))
+    assert not gates.held("xfer:layer=1")
+    client.hold("xfer:layer=1")
+    assert gates.held("xfer:layer=1") and not gates.held("xfer:layer=2")
+    client.release("xfer:layer=1")
+    assert released.wait(DEADLINE_S) and not gates.held("xfer:layer=1")
+    client.close()
+    gates.close()
+
+
+def test_a_coroutine_waits_without_blocking_its_loop(tmp_path: Path) -> None:
+    gates = Gates(str(tmp_path / "gates"))
+    gates.start()
+    client = GateClient(str(tmp_path / "gates"))
+    client.hold("stream:tok=5")
+
+    async def scenario() -> None:
+        waiting = asyncio.create_task(gates.wait_async("stream:tok=5"))
+        assert await asyncio.to_thread(client.reached, "stream:tok=5", DEADLINE_S)
+        assert not waiting.done()
+        await asyncio.to_thread(client.release, "stream:tok=5")
+        await asyncio.wait_for(waiting, DEADLINE_S)
+
+    asyncio.run(scenario())
+    client.close()
+    gates.close()
+
+
+def test_nobody_at_the_gate_is_reported_as_such(tmp_path: Path) -> None:
+    gates = Gates(str(tmp_path / "gates"))
+    gates.start()
+    client = GateClient(str(tmp_path / "gates"))
+    client.hold("queued")
+    assert not client.reached("queued", 0.05)
+    client.close()
+    gates.close()
+
+
+def test_without_the_switch_every_gate_is_open() -> None:
+    gates = Gates()
+    gates.start()
+    assert not gates.held("anything")
+    gates.wait("anything")
+    gates.close()
