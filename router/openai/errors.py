@@ -1,6 +1,6 @@
 """Errors in OpenAI's shape, and the one table from a cluster failure to an HTTP status.
 
-    ApiError            the reply is this status and body; before the first byte an HTTP reply, after it one SSE event
+ApiError            the reply is this status and body; before the first byte an HTTP reply, after it one SSE event
 """
 
 from typing import Any

@@ -65,10 +65,6 @@ def refuse_unknown(body: Body, known: Collection[str]) -> None:
 
 def _check_range(name: str, value: float, lowest: float, highest: float | None, kind: str) -> None:
     if value < lowest:
-        raise errors.invalid(
-            f"Invalid '{name}': below the minimum value {lowest}.", name, f"{kind}_below_min_value"
-        )
+        raise errors.invalid(f"Invalid '{name}': below the minimum value {lowest}.", name, f"{kind}_below_min_value")
     if highest is not None and value > highest:
-        raise errors.invalid(
-            f"Invalid '{name}': above the maximum value {highest}.", name, f"{kind}_above_max_value"
-        )
+        raise errors.invalid(f"Invalid '{name}': above the maximum value {highest}.", name, f"{kind}_above_max_value")

@@ -1,0 +1,136 @@
+"""Which request runs on which node: sends it, routes what nodes say back to it, and ends it.
+
+`Run` (in `run`) is a request's own side of this; membership and policy say where it may go.
+"""
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+import msgspec
+
+from protocol.logs import event
+from protocol.messages import Abort, DecodeRequest, Failure, FailureCode, RequestEnded, Role, TokenDelta
+from router.attempt import Attempt
+from router.job import Job
+from router.membership import Member, Membership
+from router.metrics import Metrics
+from router.policy import address, rank_decodes, rank_prefills
+from router.queueing import RequestFailed, RequestQueue
+
+log = logging.getLogger(__name__)
+
+
+class Sender(Protocol):
+    """How messages reach nodes; NodeChannel, or a fake."""
+
+    def send(self, instance: str, message: msgspec.Struct) -> bool: ...
+
+
+class Dispatcher:
+    """Knows which request runs where. One event loop only."""
+
+    def __init__(
+        self,
+        membership: Membership,
+        channel: Sender,
+        metrics: Metrics,
+        *,
+        requests_per_node: int,
+        queue_limit: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._membership = membership
+        self._channel = channel
+        self._requests_per_node = requests_per_node
+        self._attempts: dict[str, Attempt] = {}
+        self.metrics = metrics
+        self.clock = clock
+        self.queue = RequestQueue(self.capacity, queue_limit)
+
+    # -- what nodes say --
+
+    def on_message(self, instance: str, message: TokenDelta | RequestEnded) -> None:
+        attempt = self._attempts.get(message.request)
+        if attempt is not None and attempt.decode == instance:
+            attempt.take(message)
+            return
+        self.metrics.dropped("unknown_request")
+        if isinstance(message, TokenDelta):
+            self.abort(instance, message.request)
+
+    def on_lost(self, instance: str) -> None:
+        """The node is gone: its requests fail here, and it is told to stop them in case it lives."""
+        self.metrics.lost.inc()
+        for attempt in [one for one in self._attempts.values() if one.decode == instance]:
+            attempt.fail(Failure(FailureCode.NODE_LOST, "The node that served the request is gone."))
+            self.abort(instance, attempt.request)
+        self.queue.move_up()
+
+    # -- what a Run does --
+
+    def start(self, job: Job, tried: set[str]) -> Attempt:
+        """Send the request to the best node that takes the message. Raises RequestFailed."""
+        prefills = self._membership.of_role(Role.PREFILL)
+        decodes = self._membership.of_role(Role.DECODE)
+        for decode in rank_decodes(decodes, prefills, len(job.prompt), self._requests_per_node, tried):
+            ranking = rank_prefills(prefills, decode)
+            if self._channel.send(decode.instance, self._request(job, ranking)):
+                return self._open(job, decode, ranking)
+            self.metrics.unsent.inc()
+        raise RequestFailed(Failure(FailureCode.NO_DECODE, "No node is ready to serve; try again shortly."))
+
+    def finish(self, attempt: Attempt) -> None:
+        """The router is done with it; whatever the node still sends is unknown from now on."""
+        if self._attempts.pop(attempt.request, None) is None:
+            return
+        if not attempt.over:
+            self.abort(attempt.decode, attempt.request)
+        self._count(attempt.decode, -1)
+        self.prompt_done(attempt)
+
+    def prompt_done(self, attempt: Attempt) -> None:
+        """The first token came: no prefill node is busy with this prompt any more."""
+        if attempt.first_prefill is not None:
+            self._count(attempt.first_prefill, -1)
+            attempt.first_prefill = None
+
+    def abort(self, instance: str, request: str) -> None:
+        self.metrics.aborts.inc()
+        if not self._channel.send(instance, Abort(request=request)):
+            self.metrics.unsent.inc()
+
+    def _open(self, job: Job, decode: Member, ranking: list[Member]) -> Attempt:
+        first = None if decode.status.local_prefill or not ranking else ranking[0].instance
+        attempt = self._attempts[job.key] = Attempt(job.key, decode.instance, first)
+        self._count(decode.instance, +1)
+        if first is not None:
+            self._count(first, +1)
+        event(log, "request sent", request=job.key, public_id=job.public_id, decode=decode.status.name, prefill=first)
+        return attempt
+
+    def _request(self, job: Job, ranking: list[Member]) -> DecodeRequest:
+        return DecodeRequest(
+            request=job.key,
+            public_id=job.public_id,
+            prompt=job.prompt,
+            sampling=job.sampling,
+            deadline_s=max(0.0, job.deadline - self.clock()),
+            prefills=[address(prefill) for prefill in ranking],
+        )
+
+    def _count(self, instance: str, change: int) -> None:
+        member = self._membership.get(instance)
+        if member is not None:
+            member.in_flight += change
+
+    def capacity(self) -> int:
+        """Requests that the usable nodes may have at once; 0 where no pair can serve."""
+        prefills = self._membership.of_role(Role.PREFILL)
+        able = [
+            decode
+            for decode in self._membership.of_role(Role.DECODE)
+            if decode.usable and (decode.status.local_prefill or rank_prefills(prefills, decode))
+        ]
+        return len(able) * self._requests_per_node

@@ -1,0 +1,47 @@
+"""What a request asks of the cluster, and what comes back while it runs."""
+
+from dataclasses import dataclass
+
+from protocol.messages import FinishReason, Ledger
+from protocol.sampling import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """`key`: 128 random bits, the request's name on every node. `received_at`, `deadline`: monotonic seconds."""
+
+    key: str
+    public_id: str
+    prompt: list[int]
+    sampling: SamplingParams
+    received_at: float
+    deadline: float
+
+
+@dataclass(slots=True)
+class Times:
+    """Monotonic seconds, on the router's clock. `sent`, `first_token`: of the last attempt."""
+
+    received: float
+    sent: float = 0.0
+    first_token: float = 0.0
+    last_token: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    ids: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Restarted:
+    """Forget the tokens so far: the request starts again on another node."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    reason: FinishReason
+    ledger: Ledger
+
+
+RunEvent = Tokens | Restarted | Ended

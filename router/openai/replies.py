@@ -1,0 +1,99 @@
+"""What goes back to the client: whole bodies and stream chunks, in each endpoint's shape."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    prompt_tokens: int
+    completion_tokens: int
+
+    def json(self) -> Json:
+        total = self.prompt_tokens + self.completion_tokens
+        return {"prompt_tokens": self.prompt_tokens, "completion_tokens": self.completion_tokens, "total_tokens": total}
+
+
+class Shape(Protocol):
+    """One endpoint's shapes. `prompt_param`: its field that carries the prompt."""
+
+    prompt_param: str
+    id_prefix: str
+    whole: str
+    chunk: str
+
+    def choice(self, text: str, finish_reason: str) -> Json: ...
+
+    def delta(self, text: str | None, finish_reason: str | None, first: bool) -> Json:
+        """`text` None: the closing chunk."""
+        ...
+
+
+class ChatShape:
+    prompt_param = "messages"
+    id_prefix = "chatcmpl-"
+    whole = "chat.completion"
+    chunk = "chat.completion.chunk"
+
+    def choice(self, text: str, finish_reason: str) -> Json:
+        message = {"role": "assistant", "content": text, "refusal": None}
+        return {"index": 0, "message": message, "logprobs": None, "finish_reason": finish_reason}
+
+    def delta(self, text: str | None, finish_reason: str | None, first: bool) -> Json:
+        delta: Json = {"role": "assistant"} if first else {}
+        if text is not None or first:
+            delta["content"] = text or ""
+        return {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
+
+
+class CompletionShape:
+    prompt_param = "prompt"
+    id_prefix = "cmpl-"
+    whole = "text_completion"
+    chunk = "text_completion"
+
+    def choice(self, text: str, finish_reason: str) -> Json:
+        return {"index": 0, "text": text, "logprobs": None, "finish_reason": finish_reason}
+
+    def delta(self, text: str | None, finish_reason: str | None, first: bool) -> Json:
+        return {"index": 0, "text": text or "", "logprobs": None, "finish_reason": finish_reason}
+
+
+@dataclass(slots=True)
+class Reply:
+    """One request's answer. `created`: unix seconds. `extra`: more fields for the last chunk or the body."""
+
+    shape: Shape
+    key: str
+    model: str
+    created: int
+    include_usage: bool
+    _first: bool = True
+
+    def body(self, text: str, finish_reason: str, usage: Usage, extra: Mapping[str, Any]) -> Json:
+        choices = [self.shape.choice(text, finish_reason)]
+        return {**self._head(self.shape.whole), "choices": choices, "usage": usage.json(), **extra}
+
+    def text_chunk(self, text: str) -> Json:
+        return self._chunk([self._delta(text, None)])
+
+    def last_chunk(self, finish_reason: str, extra: Mapping[str, Any]) -> Json:
+        return {**self._chunk([self._delta(None, finish_reason)]), **extra}
+
+    def usage_chunk(self, usage: Usage) -> Json:
+        return {**self._head(self.shape.chunk), "choices": [], "usage": usage.json()}
+
+    def _delta(self, text: str | None, finish_reason: str | None) -> Json:
+        first, self._first = self._first, False
+        return self.shape.delta(text, finish_reason, first)
+
+    def _chunk(self, choices: list[Json]) -> Json:
+        head = self._head(self.shape.chunk)
+        return {**head, "choices": choices, "usage": None} if self.include_usage else {**head, "choices": choices}
+
+    def _head(self, kind: str) -> Json:
+        key = self.shape.id_prefix + self.key
+        return {"id": key, "object": kind, "created": self.created, "model": self.model}

@@ -1,0 +1,167 @@
+"""One request's way through the cluster: a place in line, a decode node, its tokens, its one outcome.
+
+    waiting -> sent -> Tokens ... -> Ended                        the node's last word
+                    -> failure -> Restarted, sent elsewhere       once, while nothing was shown
+                               -> RequestFailed
+Leaving the `async with` before the end aborts the request on its node.
+"""
+
+import asyncio
+import logging
+from types import TracebackType
+from typing import Self
+
+from protocol.logs import event
+from protocol.messages import Failure, FailureCode, FinishReason, Ledger, RequestEnded, TokenDelta
+from router.attempt import Attempt
+from router.dispatch import Dispatcher
+from router.job import Ended, Job, Restarted, RunEvent, Times, Tokens
+from router.queueing import RequestFailed
+
+MAX_ATTEMPTS = 2
+LAST_WORD_S = 2.0
+"""How long a stopped request waits for its node's ledger, where one was asked for."""
+RETRYABLE = frozenset(
+    {
+        FailureCode.NODE_LOST,
+        FailureCode.OVERLOADED,
+        FailureCode.DRAINING,
+        FailureCode.STALE_PEER,
+        FailureCode.TRANSFER_FAILED,
+        FailureCode.INCOMPATIBLE,
+        FailureCode.UNSUPPORTED,
+        FailureCode.INTERNAL,
+    }
+)
+"""Another decode node may do better."""
+DEADLINE_PASSED = Failure(FailureCode.DEADLINE, "The request's deadline passed.")
+
+log = logging.getLogger(__name__)
+
+
+class Run:
+    """`async with Run(dispatcher, job) as run: async for event in run: ...`
+
+    Exactly one outcome: the iteration ends with Ended, or raises RequestFailed, or is left early. `tokens_shown` is
+    set by the reader once the client has seen any of the tokens: no second attempt from then on.
+    """
+
+    def __init__(self, dispatcher: Dispatcher, job: Job) -> None:
+        self.job = job
+        self.times = Times(job.received_at)
+        self.tokens_shown = False
+        self._dispatcher = dispatcher
+        self._attempt: Attempt | None = None
+        self._tried: set[str] = set()
+        self._inside = False
+        self._ended = False
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._leave_attempt()
+        if self._inside:
+            self._inside = False
+            self._dispatcher.queue.leave()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> RunEvent:
+        """Raises RequestFailed."""
+        if self._ended:
+            raise StopAsyncIteration
+        if not self._inside:
+            await self._enter()
+            self._start()
+        said = await self._next()
+        if isinstance(said, TokenDelta):
+            self._note_tokens(said)
+            return Tokens(said.tokens)
+        self._leave_attempt()
+        if isinstance(said, RequestEnded) and said.reason in (FinishReason.STOP, FinishReason.LENGTH):
+            self._ended = True
+            return Ended(said.reason, said.ledger)
+        self._start_again(_failure(said))
+        return Restarted()
+
+    async def stop(self) -> Ledger | None:
+        """Enough tokens: abort, and wait a little for the node's ledger."""
+        attempt = self._attempt
+        if attempt is None:
+            return None
+        if not attempt.over:
+            self._dispatcher.abort(attempt.decode, attempt.request)
+        try:
+            async with asyncio.timeout(LAST_WORD_S):
+                while not isinstance(said := await attempt.inbox.get(), RequestEnded | Failure):
+                    continue
+        except TimeoutError:
+            return None
+        return said.ledger if isinstance(said, RequestEnded) else None
+
+    def now(self) -> float:
+        """On the clock of `times`."""
+        return self._dispatcher.clock()
+
+    @property
+    def _left_s(self) -> float:
+        return self.job.deadline - self.now()
+
+    async def _enter(self) -> None:
+        try:
+            async with asyncio.timeout(self._left_s):
+                await self._dispatcher.queue.enter()
+                self._inside = True
+        except TimeoutError:
+            raise RequestFailed(DEADLINE_PASSED) from None
+
+    def _start(self) -> None:
+        self._attempt = self._dispatcher.start(self.job, self._tried)
+        self._tried.add(self._attempt.decode)
+        self.times.sent = self.now()
+
+    async def _next(self) -> TokenDelta | RequestEnded | Failure:
+        assert self._attempt is not None
+        inbox = self._attempt.inbox
+        if not inbox.empty():
+            return inbox.get_nowait()
+        try:
+            async with asyncio.timeout(self._left_s):
+                return await inbox.get()
+        except TimeoutError:
+            raise RequestFailed(DEADLINE_PASSED) from None
+
+    def _note_tokens(self, said: TokenDelta) -> None:
+        assert self._attempt is not None
+        self.times.last_token = self.now()
+        self._dispatcher.metrics.tokens.inc(len(said.tokens))
+        if said.index == 0:
+            self.times.first_token = self.times.last_token
+            self._dispatcher.prompt_done(self._attempt)
+
+    def _start_again(self, failure: Failure) -> None:
+        if self.tokens_shown or failure.code not in RETRYABLE or len(self._tried) >= MAX_ATTEMPTS:
+            raise RequestFailed(failure)
+        try:
+            self._start()
+        except RequestFailed:
+            raise RequestFailed(failure) from None
+        self._dispatcher.metrics.retries.inc()
+        event(log, "request retried", logging.WARNING, request=self.job.key, after=failure.message)
+
+    def _leave_attempt(self) -> None:
+        if self._attempt is not None:
+            self._dispatcher.finish(self._attempt)
+            self._attempt = None
+
+
+def _failure(said: RequestEnded | Failure) -> Failure:
+    if isinstance(said, Failure):
+        return said
+    if said.reason is FinishReason.CANCELLED:  # not by us: we had left
+        return Failure(FailureCode.NODE_LOST, "The node that served the request gave it up.")
+    return said.failure or Failure(FailureCode.INTERNAL, "The node reported an error without saying which.")
