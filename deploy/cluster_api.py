@@ -26,6 +26,14 @@ class Member(msgspec.Struct, frozen=True):
         return self.pages_free == self.pages_total and self.pages_quarantined == 0
 
 
+class _Model(msgspec.Struct, frozen=True):
+    id: str
+
+
+class _Models(msgspec.Struct, frozen=True):
+    data: list[_Model]
+
+
 class ClusterApi:
     """A client of one router at `endpoint`, e.g. "http://127.0.0.1:8000"."""
 
@@ -41,6 +49,11 @@ class ClusterApi:
     def ready(self) -> bool:
         """Whether the router would serve a request now."""
         return self._http.get("/ready").status_code == httpx.codes.OK
+
+    def model(self) -> str:
+        """The name by which clients ask for the served model."""
+        answer = self._http.get("/v1/models").raise_for_status()
+        return msgspec.json.decode(answer.content, type=_Models).data[0].id
 
     def close(self) -> None:
         self._http.close()

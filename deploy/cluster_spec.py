@@ -15,6 +15,10 @@ PROGRAMS: Programs = {
 }
 
 
+class SpecError(ValueError):
+    """Such a cluster cannot be started; the message says what to change."""
+
+
 @dataclass(frozen=True, slots=True)
 class ClusterSpec:
     """`port`: the router's, 0 takes any. `provider`: libfabric's name, None for the best there is. `local_prefill`:
@@ -32,16 +36,16 @@ class ClusterSpec:
     max_batch_tokens: int | None = None
 
     def check(self) -> None:
-        """Raises ValueError with what to change."""
+        """Raises SpecError."""
         if not (self.model / "config.json").is_file():
-            raise ValueError(
+            raise SpecError(
                 f"{self.model} is no Hugging Face model folder (config.json is missing): "
                 "give one with --model, or fetch the demo model with `make setup`"
             )
         if self.decode < 1:
-            raise ValueError("a cluster needs at least one decode node")
+            raise SpecError("a cluster needs at least one decode node")
         if self.prefill < 1 and not self.local_prefill:
-            raise ValueError("without a prefill node the decode nodes need --local-prefill")
+            raise SpecError("without a prefill node the decode nodes need --local-prefill")
 
     @property
     def nodes(self) -> list[tuple[str, str]]:

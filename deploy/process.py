@@ -24,6 +24,31 @@ class ProcessId:
     def alive(self) -> bool:
         return start_time(self.pid) == self.started
 
+    def send(self, number: signal.Signals) -> bool:
+        """Signal exactly this process; False if it is gone, whoever has its pid now."""
+        try:
+            handle = os.pidfd_open(self.pid)
+        except ProcessLookupError:
+            return False
+        try:
+            if not self.alive:  # asked after opening: from here on the handle cannot change hands
+                return False
+            signal.pidfd_send_signal(handle, number)
+            return True
+        except ProcessLookupError:
+            return False
+        finally:
+            os.close(handle)
+
+    def wait(self, seconds: float) -> bool:
+        """Whether it ended within `seconds`."""
+        deadline = time.monotonic() + seconds
+        while self.alive:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(POLL_S)
+        return True
+
 
 def start_time(pid: int) -> int | None:
     """Field 22 of /proc/PID/stat; None where no such process runs (a zombie does not)."""
@@ -61,8 +86,7 @@ class Child:
 
     def terminate(self) -> None:
         """Ask it to stop; a no-op once it has."""
-        if self.exit_code is None:
-            os.kill(self.id.pid, signal.SIGTERM)
+        self.id.send(signal.SIGTERM)
 
     def finish(self, deadline: float) -> bool:
         """Wait until the monotonic `deadline`, then kill what is left of its session; True if it had to be killed."""

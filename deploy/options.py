@@ -1,0 +1,57 @@
+"""The command-line options of a local cluster, shared by `up` and `demo`."""
+
+import argparse
+from pathlib import Path
+
+from deploy.cluster_spec import ClusterSpec
+
+MODEL = Path(".kvferry/models/SmolLM2-135M-Instruct")
+"""Where `make setup` puts the demo model."""
+
+
+def add_cluster_options(parser: argparse.ArgumentParser, port: int) -> None:
+    parser.add_argument(
+        "--model",
+        type=Path,
+        default=MODEL,
+        metavar="DIR",
+        help="a local Hugging Face model folder (default: %(default)s)",
+    )
+    parser.add_argument("--prefill", type=int, default=1, metavar="N", help="prefill nodes (default: %(default)s)")
+    parser.add_argument("--decode", type=int, default=3, metavar="N", help="decode nodes (default: %(default)s)")
+    parser.add_argument(
+        "--port",
+        type=int,
+        default=port,
+        help="the router's port; 0 takes any free one and prints it (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--provider", help="libfabric provider: net, tcp;ofi_rxm, efa, ... (default: the best there is; see doctor)"
+    )
+
+
+def add_engine_options(parser: argparse.ArgumentParser) -> None:
+    """Passed to every node as they are."""
+    parser.add_argument("--page-size", type=int, metavar="TOKENS", help="tokens per KV page (default: the node's)")
+    parser.add_argument("--num-blocks", type=int, metavar="N", help="KV blocks per node (default: the node's)")
+    parser.add_argument(
+        "--local-prefill",
+        action="store_true",
+        help="decode nodes compute prompts themselves: no KV crosses the network",
+    )
+
+
+def cluster_spec_from(arguments: argparse.Namespace) -> ClusterSpec:
+    """Of `up`'s arguments. Raises SpecError."""
+    spec = ClusterSpec(
+        model=arguments.model,
+        prefill=0 if arguments.local_prefill else arguments.prefill,
+        decode=arguments.decode,
+        port=arguments.port,
+        provider=arguments.provider,
+        local_prefill=arguments.local_prefill,
+        page_size=arguments.page_size,
+        num_blocks=arguments.num_blocks,
+    )
+    spec.check()
+    return spec

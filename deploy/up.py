@@ -1,0 +1,157 @@
+"""`kvferry up` and `kvferry down`: a cluster that outlives the command which started it.
+
+In the background, `up` starts a launcher (itself with --foreground, in a session of its own) and shows its progress
+until the cluster is ready. The launcher owns all other processes: they die with it, so `down` has one process to stop.
+"""
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from deploy.cluster_api import ClusterApi
+from deploy.cluster_spec import PROGRAMS, ClusterSpec, Programs
+from deploy.local import NODES_STOP_S, ROUTER_STOP_S, ClusterFailed, LocalCluster
+from deploy.process import POLL_S, ProcessId, start_time
+from deploy.state import ClusterState, read_state, remove_state, write_state
+
+LAUNCHER_STOP_S = ROUTER_STOP_S + NODES_STOP_S + 5.0
+LOG = "launcher.log"
+WATCH_S = 0.5
+
+USAGE = """
+Ask it something:
+
+  curl -N {endpoint}/v1/chat/completions -H 'Content-Type: application/json' \\
+    -d '{{"model": "{model}", "stream": true, "messages": [{{"role": "user", "content": "Why is the sky blue?"}}]}}'
+
+or with the openai client:
+
+  from openai import OpenAI
+  client = OpenAI(base_url="{endpoint}/v1", api_key="unused")
+  messages = [{{"role": "user", "content": "Why is the sky blue?"}}]
+  print(client.chat.completions.create(model="{model}", messages=messages).choices[0].message.content)
+
+Members: {endpoint}/v1/cluster
+"""
+
+Say = Callable[[str], None]
+
+
+def running(run_dir: Path) -> ClusterState | None:
+    """The cluster that lives in `run_dir`. The record of one whose launcher is gone counts as none."""
+    state = read_state(run_dir)
+    return state if state is not None and state.launcher.alive else None
+
+
+def run_foreground(spec: ClusterSpec, run_dir: Path, say: Say, programs: Programs = PROGRAMS) -> int:
+    """Start the cluster and supervise it until SIGINT or SIGTERM (0) or until it cannot serve any more (1).
+
+    Main thread only: SIGTERM becomes KeyboardInterrupt for the rest of the process.
+    """
+    if (other := running(run_dir)) is not None:
+        say(f"a cluster is running already: {other.endpoint or 'still starting'}; stop it with `kvferry down`")
+        return 1
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    cluster = LocalCluster(spec, run_dir, say, programs)
+    try:
+        _record(cluster, ready=False)
+        cluster.start()
+        say(usage(cluster.endpoint))
+        _record(cluster, ready=True)  # last: whoever reads it finds all of the above in the log
+        return _watch(cluster, say)
+    except ClusterFailed as error:
+        say(str(error))
+        return 1
+    except KeyboardInterrupt:
+        say("stopping")
+        return 0
+    finally:
+        cluster.stop()
+        remove_state(run_dir)
+
+
+def usage(endpoint: str) -> str:
+    """The exact lines that talk to a running cluster."""
+    with ClusterApi(endpoint) as api:
+        return USAGE.format(endpoint=endpoint, model=api.model())
+
+
+def _record(cluster: LocalCluster, ready: bool) -> None:
+    started = start_time(os.getpid())
+    assert started is not None
+    members = {child.name: child.id for child in cluster.children}
+    endpoint = cluster.endpoint if ready else ""
+    write_state(
+        cluster.run_dir, ClusterState(ProcessId(os.getpid(), started), members, endpoint, str(cluster.spec.model))
+    )
+
+
+def _watch(cluster: LocalCluster, say: Say) -> int:
+    """Report each process that dies. The cluster goes on without a node, but not without its router."""
+    reported: set[str] = set()
+    while True:
+        for child in cluster.dead():
+            if child.name in reported:
+                continue
+            reported.add(child.name)
+            say(f"{child.name} ended with code {child.exit_code}; its log ends:\n{child.last_lines()}")
+        if "router" in reported:
+            return 1
+        time.sleep(WATCH_S)
+
+
+def run_background(launcher: Sequence[str], run_dir: Path, say: Say) -> int:
+    """Start `launcher` (a command that ends in `run_foreground`), relay what it says, and leave it once it is ready."""
+    if running(run_dir) is not None:
+        say("a cluster is running already; stop it with `kvferry down`")
+        return 1
+    remove_state(run_dir)
+    run_dir.mkdir(parents=True, exist_ok=True)
+    log = run_dir / LOG
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            launcher, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+        )
+    try:
+        return _relay(process, log, run_dir, say)
+    except KeyboardInterrupt:
+        process.terminate()
+        process.wait(LAUNCHER_STOP_S)
+        return 1
+
+
+def _relay(process: "subprocess.Popen[bytes]", log: Path, run_dir: Path, say: Say) -> int:
+    # No deadline of its own: every step of the launcher has one, and it exits when one passes.
+    shown = 0
+    while True:
+        ended = process.poll() is not None
+        state = running(run_dir)
+        done = ended or (state is not None and state.ready)
+        text = log.read_text()
+        if text[shown:].strip():
+            say(text[shown:].rstrip("\n"))
+            shown = len(text)
+        if done:
+            return 1 if ended else 0
+        time.sleep(POLL_S)
+
+
+def stop(run_dir: Path, say: Say) -> int:
+    """Stop the cluster of `run_dir`; 0 also where none runs. Never signals a process that `up` did not start."""
+    state = read_state(run_dir)
+    if state is None:
+        say("no cluster is running here")
+        return 0
+    state.launcher.send(signal.SIGTERM)
+    if not state.launcher.wait(LAUNCHER_STOP_S):
+        say("the launcher does not stop by itself: killing it, and with it all nodes")
+        state.launcher.send(signal.SIGKILL)
+        state.launcher.wait(LAUNCHER_STOP_S)
+    for member in state.members.values():
+        member.send(signal.SIGKILL)  # in case the launcher was killed: usually they are gone
+    remove_state(run_dir)
+    say("stopped")
+    return 0
