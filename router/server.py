@@ -87,7 +87,7 @@ class _HttpServer(uvicorn.Server):
             self.on_started()
 
     @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:  # type: ignore[override]
+    def capture_signals(self) -> Iterator[None]:
         yield
 
 

@@ -1,0 +1,125 @@
+"""What a client gets from the generating endpoints when all goes well."""
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.router.conftest import REPLY
+from tests.router.fake_node import FakeNode, tokens_then_nothing
+from tests.router.running_router import RunningRouter
+
+CHAT: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
+COMPLETION: dict[str, Any] = {"model": "tiny", "prompt": "Hi"}
+
+
+def stream(router: RunningRouter, path: str, body: dict[str, Any], **headers: str) -> list[str]:
+    """The data of each event."""
+    answer = router.http.post(path, json={**body, "stream": True}, headers=headers)
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    return [line.removeprefix("data: ") for line in answer.text.splitlines() if line.startswith("data: ")]
+
+
+def test_chat_answers_with_the_nodes_tokens_as_text(router: RunningRouter, node: FakeNode) -> None:
+    answer = router.http.post("/v1/chat/completions", json=CHAT).json()
+    choice = answer["choices"][0]
+    assert choice["message"]["content"] == REPLY
+    assert choice["finish_reason"] == "stop"
+    prompt = node.requests[0].prompt
+    assert answer["usage"]["prompt_tokens"] == len(prompt)
+    assert answer["usage"]["completion_tokens"] == len(router.tokenizer.encode(REPLY)) + 1
+
+
+def test_the_prompt_is_the_chat_template_rendered_and_encoded(router: RunningRouter, node: FakeNode) -> None:
+    router.http.post("/v1/chat/completions", json=CHAT)
+    rendered = "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+    assert node.requests[0].prompt == router.tokenizer.encode(rendered)
+
+
+@pytest.mark.parametrize("prompt", ["Hi there", ["Hi there"]])
+def test_completion_takes_text(router: RunningRouter, node: FakeNode, prompt: object) -> None:
+    answer = router.http.post("/v1/completions", json={**COMPLETION, "prompt": prompt}).json()
+    assert answer["choices"][0]["text"] == REPLY
+    assert node.requests[0].prompt == router.tokenizer.encode("Hi there")
+
+
+@pytest.mark.parametrize("prompt", [[5, 6, 7], [[5, 6, 7]]])
+def test_completion_takes_token_ids(router: RunningRouter, node: FakeNode, prompt: object) -> None:
+    assert router.http.post("/v1/completions", json={**COMPLETION, "prompt": prompt}).status_code == 200
+    assert node.requests[0].prompt == [5, 6, 7]
+
+
+@pytest.mark.parametrize(("path", "body"), [("/v1/chat/completions", CHAT), ("/v1/completions", COMPLETION)])
+def test_a_stream_joins_to_the_same_text_and_ends_with_done(
+    router: RunningRouter, node: FakeNode, path: str, body: dict[str, Any]
+) -> None:
+    *chunks, done = stream(router, path, {**body, "stream_options": {"include_usage": True}})
+    parsed = [json.loads(chunk) for chunk in chunks]
+    texts = [
+        choice.get("text") or choice.get("delta", {}).get("content") or "" for c in parsed for choice in c["choices"]
+    ]
+    assert "".join(texts) == REPLY
+    assert done == "[DONE]"
+    assert parsed[-2]["choices"][0]["finish_reason"] == "stop"
+    assert parsed[-1]["choices"] == [] and parsed[-1]["usage"]["completion_tokens"] > 0
+    assert all(chunk["usage"] is None for chunk in parsed[:-1])
+
+
+def test_no_chunk_holds_half_a_character(router: RunningRouter, node: FakeNode) -> None:
+    chunks = [json.loads(chunk) for chunk in stream(router, "/v1/completions", COMPLETION)[:-1]]
+    assert len(chunks) > 5
+    assert not any("\ufffd" in chunk["choices"][0]["text"] for chunk in chunks)
+
+
+def test_the_token_limit_ends_with_length(router: RunningRouter, node: FakeNode) -> None:
+    answer = router.http.post("/v1/completions", json={**COMPLETION, "max_tokens": 3}).json()
+    assert answer["choices"][0]["finish_reason"] == "length"
+    assert answer["usage"]["completion_tokens"] == 3
+
+
+def test_sampling_fields_reach_the_node_with_openais_defaults(router: RunningRouter, node: FakeNode) -> None:
+    router.http.post("/v1/completions", json=COMPLETION)
+    chosen = {"temperature": 0, "top_p": 0.5, "seed": -1, "max_tokens": 9, "ignore_eos": True}
+    router.http.post("/v1/completions", json={**COMPLETION, **chosen})
+    default, set_by_client = (request.sampling for request in node.requests)
+    assert (default.temperature, default.top_p, default.seed, default.ignore_eos) == (1.0, 1.0, None, False)
+    assert (set_by_client.temperature, set_by_client.top_p, set_by_client.ignore_eos) == (0.0, 0.5, True)
+    assert set_by_client.seed == (1 << 63) - 1
+    assert set_by_client.max_new_tokens == 9
+
+
+def test_without_a_limit_the_rest_of_the_context_is_the_limit(router: RunningRouter, node: FakeNode) -> None:
+    router.http.post("/v1/completions", json={**COMPLETION, "prompt": [5] * 500})
+    assert node.requests[0].sampling.max_new_tokens == 12
+
+
+def test_a_stop_string_ends_the_text_before_it_and_aborts_the_node(router: RunningRouter, node: FakeNode) -> None:
+    node.script = tokens_then_nothing(router.tokenizer.encode(REPLY))
+    answer = router.http.post("/v1/completions", json={**COMPLETION, "stop": ["wö", "never"]}).json()
+    assert answer["choices"][0]["text"] == "Hello "
+    assert answer["choices"][0]["finish_reason"] == "stop"
+    assert node.was_aborted(node.requests[0].request)
+
+
+def test_the_ledger_comes_only_when_asked_for(router: RunningRouter, node: FakeNode) -> None:
+    plain = router.http.post("/v1/completions", json=COMPLETION).json()
+    asked = router.http.post("/v1/completions", json=COMPLETION, headers={"X-Kvferry-Ledger": "1"}).json()
+    assert "kvferry" not in plain
+    ledger = asked["kvferry"]
+    parts = ("router_queue_s", "queue_s", "prefill_s", "exposed_transfer_s", "first_step_s", "other_s")
+    assert ledger["ttft_s"] == pytest.approx(sum(ledger[part] for part in parts))
+    assert ledger["decode_node"] == node.status.name and ledger["writes"] == 7
+    assert ledger["request"] == node.requests[1].request
+
+
+def test_the_ledger_of_a_stream_is_in_its_last_text_chunk(router: RunningRouter, node: FakeNode) -> None:
+    chunks = stream(router, "/v1/chat/completions", CHAT, **{"X-Kvferry-Ledger": "1"})
+    assert "kvferry" in json.loads(chunks[-2])
+    assert not any("kvferry" in chunk for chunk in chunks[:-2])
+
+
+def test_models_are_listed_and_found_by_name(router: RunningRouter) -> None:
+    assert [model["id"] for model in router.http.get("/v1/models").json()["data"]] == ["tiny"]
+    assert router.http.get("/v1/models/tiny").json()["id"] == "tiny"
+    assert router.http.get("/v1/models/other").json()["error"]["code"] == "model_not_found"
