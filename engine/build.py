@@ -1,0 +1,34 @@
+"""Puts an engine together from its parts."""
+
+from pathlib import Path
+
+import torch
+
+from engine.attention.torch_paged import TorchPagedAttention
+from engine.cache_pool import DTYPES, CachePool
+from engine.config import ContinuousBatchingConfig
+from engine.engine import Engine
+from engine.kv_cache import PagedKVCache
+from engine.limits import Limits
+from engine.model_runner import ModelRunner
+from engine.models.binding import BoundModel
+from engine.models.loading import LoadedModel, load_model
+from engine.options import EngineOptions
+from engine.progress import ProgressWord
+
+
+def build_engine(options: EngineOptions, head: bool) -> Engine:
+    """`head` False: for a node that never samples. Raises ModelRefused."""
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
+    return assemble(load_model(Path(options.model), head=head), options.batching)
+
+
+def assemble(loaded: LoadedModel, config: ContinuousBatchingConfig) -> Engine:
+    """An engine of its own pool around a loaded model. A model serves one engine only: its layers move one word."""
+    pool = CachePool(loaded.layout(config.page_size), config.num_blocks, config.debug_pages)
+    progress = ProgressWord()
+    backend = TorchPagedAttention(PagedKVCache(pool), DTYPES[loaded.dtype])
+    runner = ModelRunner(BoundModel(loaded.model, backend, progress), backend)
+    limits = Limits(loaded.vocab_size, loaded.max_positions, config.cache_tokens, loaded.eos_token_ids)
+    return Engine(config, pool, runner, progress, limits)

@@ -1,0 +1,58 @@
+"""What the engine raises, named for what the caller should do.
+
+EngineError
+|- RequestRefused           nothing was queued or taken
+|  |- InvalidRequest        tell the client: the request itself is wrong
+|  |- CapacityExceeded      tell the client: it can never fit here
+|  `- NoRoom                try later or elsewhere
+|- UnknownRequest           the id is not (or no longer) in that state here
+|- ModelRefused             choose another model directory
+|  |- UnsupportedModel      this engine cannot run it correctly
+|  `- IncompleteModel       files are missing
+|- PoisonBroken             a bug: somebody wrote to a free page
+`- LoopStopped              the engine's thread has ended; restart the node
+"""
+
+
+class EngineError(Exception):
+    """Base of all."""
+
+
+class RequestRefused(EngineError):
+    """Nothing was queued or taken."""
+
+
+class InvalidRequest(RequestRefused, ValueError):
+    """Empty prompt, bad token ids, duplicate id, ..."""
+
+
+class CapacityExceeded(RequestRefused):
+    """The prompt can never fit, even into an empty cache."""
+
+
+class NoRoom(RequestRefused):
+    """Not enough free pages now."""
+
+
+class UnknownRequest(EngineError):
+    """No request of that id is in the state that the call needs."""
+
+
+class ModelRefused(EngineError):
+    """The model directory cannot be served."""
+
+
+class UnsupportedModel(ModelRefused):
+    """The model has something that this engine would compute wrongly."""
+
+
+class IncompleteModel(ModelRefused):
+    """The directory lacks files."""
+
+
+class PoisonBroken(EngineError):
+    """A free page was written to."""
+
+
+class LoopStopped(EngineError):
+    """The engine's thread has ended."""

@@ -1,0 +1,47 @@
+"""What a request may ask for, and when it is complete. Pure."""
+
+from dataclasses import dataclass
+
+from engine.errors import CapacityExceeded, InvalidRequest
+from engine.request import Request
+from protocol.messages import FinishReason
+
+
+@dataclass(frozen=True)
+class Limits:
+    """`cache_tokens`: what the whole pool holds. `max_positions`: what the model was made for."""
+
+    vocab_size: int
+    max_positions: int
+    cache_tokens: int
+    eos_token_ids: frozenset[int]
+
+    @property
+    def max_context(self) -> int:
+        """Tokens (prompt and new) that one request may ever hold."""
+        return min(self.cache_tokens, self.max_positions)
+
+    def validate(self, request: Request) -> None:
+        """Raises InvalidRequest or CapacityExceeded."""
+        if not request.prompt:
+            raise InvalidRequest(f"request {request.id!r}: the prompt is empty")
+        if request.sampling.max_new_tokens < 0:
+            raise InvalidRequest(
+                f"request {request.id!r}: max_new_tokens {request.sampling.max_new_tokens} is negative"
+            )
+        for token in request.prompt:
+            if type(token) is not int or not 0 <= token < self.vocab_size:
+                raise InvalidRequest(f"request {request.id!r}: {token!r} is no token id of 0..{self.vocab_size - 1}")
+        if len(request.prompt) > self.max_context:
+            raise CapacityExceeded(
+                f"request {request.id!r}: a prompt of {len(request.prompt)} tokens can never fit, the most is"
+                f" {self.max_context}"
+            )
+
+    def finish_reason(self, request: Request) -> FinishReason | None:
+        """Judged by the token just appended. Running out of the model's positions counts as reaching the limit."""
+        if not request.sampling.ignore_eos and request.tokens[-1] in self.eos_token_ids:
+            return FinishReason.STOP
+        if request.generated >= request.sampling.max_new_tokens or len(request.tokens) >= self.max_positions:
+            return FinishReason.LENGTH
+        return None

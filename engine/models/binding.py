@@ -1,0 +1,70 @@
+"""Joins a transformers model, a paged attention backend and a progress word. The model's code stays as it is."""
+
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from transformers import AttentionInterface
+
+from engine.attention.base import AttentionBackend
+from engine.progress import ProgressWord
+
+ATTENTION_NAME = "kvferry_paged"
+"""No mask is registered under this name, so transformers builds none."""
+
+
+@dataclass(frozen=True)
+class PagedForward:
+    """Travels through the model's keyword arguments to each layer's attention."""
+
+    backend: AttentionBackend[Any]
+    plan: Any
+
+
+def register_attention() -> None:
+    """Make our attention known to transformers. May be called again."""
+    AttentionInterface.register(ATTENTION_NAME, _paged_attention)
+
+
+class BoundModel:
+    """A model whose every forward writes KV into pages and advances the word once per layer."""
+
+    def __init__(self, model: torch.nn.Module, backend: AttentionBackend[Any], progress: ProgressWord) -> None:
+        self._model = model
+        self._base = cast(Any, model).base_model
+        self._backend = backend
+        for layer in self._base.layers:
+            layer.self_attn.o_proj.register_forward_hook(lambda *_: progress.advance())
+
+    def hidden(self, token_ids: torch.Tensor, positions: torch.Tensor, plan: Any) -> torch.Tensor:
+        """Final hidden states `[T, hidden]` of packed tokens; the head does not run."""
+        output = self._base(**self._inputs(token_ids, positions, plan))
+        return cast(torch.Tensor, output.last_hidden_state[0])
+
+    def logits(self, token_ids: torch.Tensor, positions: torch.Tensor, plan: Any, rows: torch.Tensor) -> torch.Tensor:
+        """`[len(rows), vocab]`, of the packed tokens at `rows`."""
+        output = self._model(**self._inputs(token_ids, positions, plan), logits_to_keep=rows)
+        return cast(torch.Tensor, output.logits[0])
+
+    def _inputs(self, token_ids: torch.Tensor, positions: torch.Tensor, plan: Any) -> dict[str, Any]:
+        return {
+            "input_ids": token_ids[None],
+            "position_ids": positions[None],
+            "use_cache": False,
+            "paged": PagedForward(self._backend, plan),
+        }
+
+
+def _paged_attention(
+    module: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    *,
+    scaling: float,
+    paged: PagedForward,
+    **_: Any,
+) -> tuple[torch.Tensor, None]:
+    output = paged.backend.attend(module.layer_idx, query[0], key[0], value[0], paged.plan, scaling)
+    return output[None], None

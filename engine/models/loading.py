@@ -1,0 +1,100 @@
+"""A model from a local Hugging Face directory, checked before anything large is read."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+
+from engine.cache_pool import DTYPES
+from engine.errors import IncompleteModel, UnsupportedModel
+from engine.models.binding import ATTENTION_NAME, register_attention
+from engine.models.families import check_supported
+from protocol.layout import KVLayout
+
+_WEIGHTS = "model.safetensors"
+_WEIGHTS_INDEX = "model.safetensors.index.json"
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """`model` is the causal LM, or only its base where there is no head to sample from (`head` False)."""
+
+    model: torch.nn.Module
+    head: bool
+    dtype: str
+    layers: int
+    kv_heads: int
+    head_dim: int
+    vocab_size: int
+    max_positions: int
+    eos_token_ids: frozenset[int]
+
+    def layout(self, page_size: int) -> KVLayout:
+        return KVLayout(
+            layers=self.layers,
+            kv_heads=self.kv_heads,
+            page_size=page_size,
+            head_dim=self.head_dim,
+            dtype=self.dtype,
+        )
+
+
+def load_model(directory: Path, dtype: str = "float32", head: bool = True) -> LoadedModel:
+    """`head` False loads the base model alone, for a node that never samples.
+
+    Raises IncompleteModel or UnsupportedModel, before the weights are read.
+    """
+    if dtype not in DTYPES:
+        raise UnsupportedModel(f"dtype {dtype!r}: must be one of {', '.join(DTYPES)}")
+    check_complete(directory)
+    config = AutoConfig.from_pretrained(directory, local_files_only=True)
+    check_supported(config)
+    register_attention()
+    loader = AutoModelForCausalLM if head else AutoModel
+    model = loader.from_pretrained(
+        directory, dtype=DTYPES[dtype], attn_implementation=ATTENTION_NAME, local_files_only=True
+    )
+    model.eval()
+    return LoadedModel(
+        model=model,
+        head=head,
+        dtype=dtype,
+        layers=config.num_hidden_layers,
+        kv_heads=config.num_key_value_heads,
+        head_dim=getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
+        vocab_size=config.vocab_size,
+        max_positions=config.max_position_embeddings,
+        eos_token_ids=_end_tokens(directory, config),
+    )
+
+
+def check_complete(directory: Path) -> None:
+    """Raises IncompleteModel, naming all that is missing."""
+    if not directory.is_dir():
+        raise IncompleteModel(f"{directory} is not a directory")
+    missing = [name for name in ("config.json", *_weight_files(directory)) if not (directory / name).is_file()]
+    if missing:
+        raise IncompleteModel(f"{directory} lacks {', '.join(missing)}")
+
+
+def _weight_files(directory: Path) -> list[str]:
+    index = directory / _WEIGHTS_INDEX
+    if not index.is_file():
+        return [_WEIGHTS]
+    return sorted(set(json.loads(index.read_text())["weight_map"].values()))
+
+
+def _end_tokens(directory: Path, config: Any) -> frozenset[int]:
+    """Of both configurations: either may be the one that names the end of a chat turn."""
+    ids = _as_set(config.eos_token_id)
+    generation = directory / "generation_config.json"
+    if generation.is_file():
+        ids |= _as_set(json.loads(generation.read_text()).get("eos_token_id"))
+    return ids
+
+
+def _as_set(ids: int | list[int] | None) -> frozenset[int]:
+    return frozenset([ids] if isinstance(ids, int) else ids or ())

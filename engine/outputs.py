@@ -1,0 +1,69 @@
+"""What one step reports, and what a listener is told around a forward."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from protocol.messages import Failure, FinishReason
+
+
+@dataclass(frozen=True)
+class NewToken:
+    """`index`: position within the request's output, from 0."""
+
+    request_id: str
+    index: int
+    token: int
+
+
+@dataclass(frozen=True)
+class Ended:
+    """The one terminal word on a request. `failure` with reason ERROR only; `generated` counts its tokens."""
+
+    request_id: str
+    reason: FinishReason
+    failure: Failure | None
+    generated: int
+
+
+@dataclass
+class StepOutput:
+    """`prefilled`: prefill-only requests whose last chunk ran; their blocks stay held until `Engine.release`."""
+
+    tokens: list[NewToken] = field(default_factory=list)
+    ended: list[Ended] = field(default_factory=list)
+    prefilled: list[str] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return bool(self.tokens or self.ended or self.prefilled)
+
+
+@dataclass(frozen=True)
+class PrefillChunk:
+    """Tokens [start, end) of a prefill-only request's `total`, announced before their forward.
+
+    `blocks`: the request's whole block table. `first_threshold`: the progress word's value once layer 0 of this
+    forward is done; layer l is done at `first_threshold + l`.
+    """
+
+    request_id: str
+    start: int
+    end: int
+    total: int
+    blocks: tuple[int, ...]
+    first_threshold: int
+
+
+class EngineListener(Protocol):
+    """Told about forwards that hold prefill-only chunks, and about no others. Called on the engine's thread.
+
+    Each `before_forward` is followed by exactly one of the other two. `forward_failed` comes before any later forward
+    can move the progress word: what was armed on it must be disarmed before returning.
+    """
+
+    def before_forward(self, chunks: Sequence[PrefillChunk]) -> None: ...
+
+    def forward_ended(self, chunks: Sequence[PrefillChunk], started_ns: int, ended_ns: int) -> None:
+        """Times are of CLOCK_MONOTONIC."""
+
+    def forward_failed(self, chunks: Sequence[PrefillChunk], error: str) -> None: ...

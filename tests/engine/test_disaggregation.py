@@ -1,0 +1,98 @@
+"""Prefill in one engine, decode in another, with the pages copied between: the same tokens."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from engine.engine import Engine
+from engine.request import Request
+from protocol.messages import FinishReason
+from protocol.sampling import SamplingParams
+from tests.engine.driving import assert_at_rest, greedy_request, model_engine, prefill_request, run
+from tests.engine.tiny_models import greedy, prompt_of
+
+NEW = 6
+CHUNK = 24
+
+
+def copy_pages(source: Engine, blocks: list[int], target: Engine, onto: list[int]) -> None:
+    """What the network would do, byte by byte through the registered memory's addresses."""
+    size = source.layout.block_bytes
+    for from_block, to_block in zip(blocks, onto, strict=True):
+        memory(target)[to_block * size : (to_block + 1) * size] = memory(source)[
+            from_block * size : (from_block + 1) * size
+        ]
+
+
+def memory(engine: Engine) -> "np.ndarray[tuple[int], np.dtype[np.uint8]]":
+    import ctypes
+
+    return np.ctypeslib.as_array((ctypes.c_uint8 * engine.pool.bytes).from_address(engine.pool.address))
+
+
+def blocks_of(engine: Engine, request_id: str) -> list[int]:
+    return [entry["block"] for entry in engine.ledger() if entry["owner"] == request_id]
+
+
+def serve_apart(prefill: Engine, decode: Engine, prompt: list[int]) -> list[int]:
+    reserved = decode.reserve(greedy_request("r", prompt, NEW))
+    assert not decode.has_work
+    prefill.add(prefill_request("r", prompt[:-1]))
+    assert run(prefill).prefilled == ["r"]
+    source = blocks_of(prefill, "r")
+    copy_pages(prefill, source, decode, reserved[: len(source)])
+    prefill.release("r")
+    decode.resume("r", computed=len(prompt) - 1)
+    return run(decode).tokens["r"]
+
+
+@pytest.mark.parametrize("page_size", [4, 16, 64])
+def test_tokens_are_those_of_one_engine(tiny_llama: Path, page_size: int) -> None:
+    prefill = model_engine(tiny_llama, page_size=page_size, max_batch_tokens=CHUNK, head=False)
+    decode = model_engine(tiny_llama, page_size=page_size, max_batch_tokens=CHUNK)
+    edges = {2, page_size - 1, page_size, page_size + 1, page_size + 2, CHUNK, CHUNK + 1, CHUNK + 2, 3 * CHUNK + 5}
+    for length in sorted(edges):
+        prompt = prompt_of(length, seed=2)
+        assert serve_apart(prefill, decode, prompt) == greedy(tiny_llama, prompt, NEW), f"prompt of {length} tokens"
+        assert_at_rest(prefill)
+        assert_at_rest(decode)
+    assert prefill.counters.tokens == 0
+
+
+def test_a_page_that_arrives_wrong_changes_the_tokens(tiny_llama: Path) -> None:
+    prefill = model_engine(tiny_llama, page_size=4, head=False)
+    decode = model_engine(tiny_llama, page_size=4)
+    prompt = prompt_of(21, seed=3)
+    reserved = decode.reserve(greedy_request("r", prompt, NEW))
+    prefill.add(prefill_request("r", prompt[:-1]))
+    run(prefill)
+    source = blocks_of(prefill, "r")
+    source[0], source[1] = source[1], source[0]
+    copy_pages(prefill, source, decode, reserved[: len(source)])
+    decode.resume("r", computed=len(prompt) - 1)
+    assert run(decode).tokens["r"] != greedy(tiny_llama, prompt, NEW)
+
+
+def test_local_and_remote_prompts_share_a_batch(tiny_llama: Path) -> None:
+    prefill = model_engine(tiny_llama, page_size=4, head=False)
+    decode = model_engine(tiny_llama, page_size=4)
+    prompts = {"remote": prompt_of(30, seed=4), "local": prompt_of(33, seed=5)}
+    reserved = decode.reserve(greedy_request("remote", prompts["remote"], NEW))
+    prefill.add(prefill_request("remote", prompts["remote"][:-1]))
+    run(prefill)
+    source = blocks_of(prefill, "remote")
+    copy_pages(prefill, source, decode, reserved[: len(source)])
+    decode.resume("remote", computed=29)
+    decode.add(greedy_request("local", prompts["local"], NEW))
+    assert run(decode).tokens == {i: greedy(tiny_llama, p, NEW) for i, p in prompts.items()}
+    assert_at_rest(decode)
+
+
+def test_a_limit_of_no_tokens_ends_on_arrival(tiny_llama: Path) -> None:
+    decode = model_engine(tiny_llama)
+    decode.reserve(Request("r", prompt_of(9), SamplingParams(max_new_tokens=0)))
+    decode.resume("r", computed=8)
+    gathered = run(decode)
+    assert gathered.ended["r"].reason is FinishReason.LENGTH
+    assert_at_rest(decode)
