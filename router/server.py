@@ -17,6 +17,7 @@ from router.app import create_app
 from router.config import RouterConfig
 from router.dispatch import Dispatcher
 from router.generation import TextGenerator
+from router.listener import listen
 from router.membership import Membership
 from router.metrics import Metrics
 from router.node_channel import NodeChannel
@@ -25,8 +26,6 @@ from router.operations import Operations
 from router.prompts import Prompts
 from router.serving import Serving
 from router.tokenizer import ModelFolder
-
-BACKLOG = 2048
 
 
 class Router:
@@ -56,7 +55,7 @@ class Router:
     async def serve(self, announce: Callable[[str, str], None]) -> None:
         """`announce(clients, nodes)` gets both addresses once they are open. Raises OSError or zmq.ZMQError where an
         address is taken."""
-        listener = _listen(self._config.host, self._config.port)
+        listener = listen(self._config.host, self._config.port)
         try:
             self._gates.start()
             self._channel.open()
@@ -107,10 +106,3 @@ def _uvicorn_config(app: FastAPI, config: RouterConfig) -> uvicorn.Config:
         server_header=False,
         timeout_graceful_shutdown=int(config.grace_s),
     )
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.create_server((host, port), family=family, backlog=BACKLOG)
-    listener.setblocking(False)
-    return listener

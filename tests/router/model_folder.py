@@ -12,7 +12,7 @@ SPECIAL = ["<|endoftext|>", "<|im_start|>", END]
 TEXTS = ["The quick brown fox jumps over the lazy dog. " * 4, "Hello, how are you? I am fine, thank you. " * 4]
 TEMPLATE = (
     "{% for message in messages %}"
-    "{% if message['role'] == 'user' and 'REFUSE' in message['content'] %}{{ raise_exception('no such thing') }}{% endif %}"
+    "{% if 'REFUSE' in message['content'] %}{{ raise_exception('no such thing') }}{% endif %}"
     "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}"
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
