@@ -182,12 +182,12 @@ class Engine:
             raise UnknownRequest(f"request {request_id!r} does not wait for KV")
         assert 0 <= computed < len(request.tokens), f"{computed} tokens computed of {len(request.tokens)}"
         self._settled = False
-        if request.sampling.max_new_tokens == 0:
-            self._end(request, RequestStatus.FINISHED, FinishReason.LENGTH)
-            return
         request.computed = computed
         request.status = RequestStatus.DECODING if request.remaining == 1 else RequestStatus.PREFILLING
-        self._scheduler.activate(request)
+        if request.sampling.max_new_tokens == 0:
+            self._end(request, RequestStatus.FINISHED, FinishReason.LENGTH)
+        else:
+            self._scheduler.activate(request)
 
     def quarantine(self, request_id: str) -> None:
         """It leaves the engine without an Ended; its blocks stay out of use, as somebody may still write to them.

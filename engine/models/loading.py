@@ -1,12 +1,15 @@
 """A model from a local Hugging Face directory, checked before anything large is read."""
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+from transformers.utils import logging as transformers_logging
 
 from engine.cache_pool import DTYPES
 from engine.errors import IncompleteModel, UnsupportedModel
@@ -53,13 +56,8 @@ def load_model(directory: Path, dtype: str = "float32", head: bool = True) -> Lo
     config = AutoConfig.from_pretrained(directory, local_files_only=True)
     check_supported(config)
     register_attention()
-    loader = AutoModelForCausalLM if head else AutoModel
-    model = loader.from_pretrained(
-        directory, dtype=DTYPES[dtype], attn_implementation=ATTENTION_NAME, local_files_only=True
-    )
-    model.eval()
     return LoadedModel(
-        model=model,
+        model=_read_weights(directory, DTYPES[dtype], head),
         head=head,
         dtype=dtype,
         layers=config.num_hidden_layers,
@@ -69,6 +67,31 @@ def load_model(directory: Path, dtype: str = "float32", head: bool = True) -> Lo
         max_positions=config.max_position_embeddings,
         eos_token_ids=_end_tokens(directory, config),
     )
+
+
+def _read_weights(directory: Path, dtype: torch.dtype, head: bool) -> torch.nn.Module:
+    """transformers fills what is missing with random numbers and reports it; here that is an error."""
+    loader: Any = AutoModelForCausalLM if head else AutoModel
+    with _without_load_report():
+        model, info = loader.from_pretrained(
+            directory, dtype=dtype, attn_implementation=ATTENTION_NAME, local_files_only=True, output_loading_info=True
+        )
+    wrong = sorted(info["missing_keys"]) + sorted(str(key) for key in info["mismatched_keys"])
+    if wrong:
+        raise IncompleteModel(f"{directory}: its weights lack, or have in another shape, {', '.join(wrong[:5])}")
+    return cast(torch.nn.Module, model.eval())
+
+
+@contextmanager
+def _without_load_report() -> Iterator[None]:
+    """The report warns of an unused head, which is what a node without a head wants."""
+    logging: Any = transformers_logging
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
 
 
 def check_complete(directory: Path) -> None:

@@ -16,7 +16,7 @@ CONFIGS = {"llama": LlamaConfig, "mistral": MistralConfig, "qwen2": Qwen2Config,
 
 
 def save_tiny_model(directory: Path, family: str = "llama", seed: int = 7, **changes: Any) -> Path:
-    """Float32, 4 KV heads, 8 query heads, weights wide enough (0.1) that a wrong page changes tokens. No end token."""
+    """Float32, 4 KV heads, 8 query heads, weights wide enough that a wrong page changes tokens. No end token."""
     settings: dict[str, Any] = {
         "vocab_size": VOCAB,
         "hidden_size": 64,
@@ -26,7 +26,7 @@ def save_tiny_model(directory: Path, family: str = "llama", seed: int = 7, **cha
         "num_key_value_heads": 4,
         "head_dim": 8,
         "max_position_embeddings": MAX_POSITIONS,
-        "initializer_range": 0.1,
+        "initializer_range": 0.2,
         "tie_word_embeddings": False,
         "bos_token_id": None,
         "eos_token_id": None,
@@ -36,14 +36,15 @@ def save_tiny_model(directory: Path, family: str = "llama", seed: int = 7, **cha
         settings["sliding_window"] = None
     config = CONFIGS[family](**{**settings, **changes})
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    model.save_pretrained(directory)
+    auto: Any = AutoModelForCausalLM
+    auto.from_config(config, dtype=torch.float32).save_pretrained(directory)
     return directory
 
 
 @lru_cache(maxsize=4)
 def _oracle(directory: Path) -> Any:
-    return AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation="eager").eval()
+    auto: Any = AutoModelForCausalLM
+    return auto.from_pretrained(directory, dtype=torch.float32, attn_implementation="eager").eval()
 
 
 @lru_cache(maxsize=1024)
