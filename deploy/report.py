@@ -10,7 +10,7 @@ HEADINGS = (
 )  # fmt: skip
 LEGEND = """\
 TTFT = queue + prefill + exposed KV + first decode step + other, in ms. exposed KV: the part of the wait for the
-transfer that no computing hid. early: of the last prefill chunk's writes, those posted before its forward pass ended."""
+transfer that no computing hid. early: of the last prefill chunk's writes, those posted before its pass ended."""
 LEFT_ALIGNED = {0, 4, 5, 16}
 
 

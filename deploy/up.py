@@ -6,9 +6,8 @@ until the cluster is ready. The launcher owns all other processes: they die with
 
 import os
 import signal
-import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 from deploy.cluster_api import ClusterApi
@@ -103,7 +102,7 @@ def _watch(cluster: LocalCluster, say: Say) -> int:
         time.sleep(WATCH_S)
 
 
-def run_background(launcher: Sequence[str], run_dir: Path, say: Say) -> int:
+def run_background(launcher: list[str], run_dir: Path, say: Say) -> int:
     """Start `launcher` (a command that ends in `run_foreground`), relay what it says, and leave it once it is ready."""
     if running(run_dir) is not None:
         say("a cluster is running already; stop it with `kvferry down`")
@@ -111,30 +110,38 @@ def run_background(launcher: Sequence[str], run_dir: Path, say: Say) -> int:
     remove_state(run_dir)
     run_dir.mkdir(parents=True, exist_ok=True)
     log = run_dir / LOG
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            launcher, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
-        )
+    pid = _detach(launcher, log)
     try:
-        return _relay(process, log, run_dir, say)
+        return _relay(pid, log, run_dir, say)
     except KeyboardInterrupt:
-        process.terminate()
-        process.wait(LAUNCHER_STOP_S)
+        os.kill(pid, signal.SIGTERM)  # not reaped yet, so the pid is still its own
+        os.waitpid(pid, 0)
         return 1
 
 
-def _relay(process: "subprocess.Popen[bytes]", log: Path, run_dir: Path, say: Say) -> int:
+def _detach(command: list[str], log: Path) -> int:
+    """Start a process that is meant to stay when we go: in a session of its own, both outputs to `log`."""
+    with log.open("wb") as output:
+        actions = [
+            (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+            (os.POSIX_SPAWN_DUP2, output.fileno(), 1),
+            (os.POSIX_SPAWN_DUP2, output.fileno(), 2),
+        ]
+        return os.posix_spawn(command[0], command, os.environ, file_actions=actions, setsid=True)
+
+
+def _relay(pid: int, log: Path, run_dir: Path, say: Say) -> int:
+    """Show what the launcher says until it is ready (0) or has given up (1)."""
     # No deadline of its own: every step of the launcher has one, and it exits when one passes.
     shown = 0
     while True:
-        ended = process.poll() is not None
+        ended = os.waitpid(pid, os.WNOHANG)[0] == pid
         state = running(run_dir)
-        done = ended or (state is not None and state.ready)
         text = log.read_text()
         if text[shown:].strip():
             say(text[shown:].rstrip("\n"))
             shown = len(text)
-        if done:
+        if ended or (state is not None and state.ready):
             return 1 if ended else 0
         time.sleep(POLL_S)
 

@@ -1,0 +1,40 @@
+import pytest
+
+from deploy.cli import ROLES, main
+
+
+@pytest.mark.parametrize("command", ["up", "down", "demo", "doctor"])
+def test_every_command_explains_itself(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        main([command, "--help"])
+    assert exit_.value.code == 0
+    assert f"usage: kvferry {command}" in capsys.readouterr().out
+
+
+def test_the_overview_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    shown = capsys.readouterr().out
+    assert all(command in shown for command in [*ROLES, "up", "down", "demo", "doctor"])
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_a_role_answers_help_itself(role: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        main([role, "--help"])
+    assert exit_.value.code == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("usage: ")
+    assert "--cluster-key" in shown
+
+
+def test_an_unusable_model_folder_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["up", "--model", "/nonexistent"]) == 2
+    assert "kvferry up: /nonexistent is no Hugging Face model folder" in capsys.readouterr().err
+
+
+def test_an_unknown_command_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        main(["sideways"])
+    assert exit_.value.code == 2
+    assert "sideways" in capsys.readouterr().err

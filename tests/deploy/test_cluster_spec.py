@@ -1,0 +1,60 @@
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from deploy.cluster_spec import ClusterSpec, SpecError, environment, node_command, router_command, threads
+
+
+def test_a_folder_without_a_config_is_refused_with_the_remedy(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="make setup"):
+        ClusterSpec(model=tmp_path).check()
+
+
+def test_a_cluster_that_could_serve_nothing_is_refused(spec: ClusterSpec) -> None:
+    with pytest.raises(SpecError, match="decode node"):
+        dataclasses.replace(spec, decode=0).check()
+    with pytest.raises(SpecError, match="--local-prefill"):
+        dataclasses.replace(spec, prefill=0).check()
+
+
+def test_no_prefill_node_is_fine_where_decode_nodes_prefill(spec: ClusterSpec) -> None:
+    dataclasses.replace(spec, prefill=0, local_prefill=True).check()
+
+
+def test_the_router_is_told_where_clients_and_nodes_connect(spec: ClusterSpec) -> None:
+    command = router_command(spec, Path("key"))
+    assert command[1:3] == ["-m", "router"]
+    assert command[command.index("--port") + 1] == "0"
+    assert command[command.index("--node-port") + 1] == "0"
+    assert command[command.index("--cluster-key") + 1] == "key"
+
+
+def test_a_node_dials_the_address_that_the_router_announced(spec: ClusterSpec) -> None:
+    command = node_command(spec, "decode", "decode-1", "tcp://127.0.0.1:5", Path("key"))
+    assert command[1:3] == ["-m", "decode_node"]
+    assert command[command.index("--router") + 1] == "tcp://127.0.0.1:5"
+    assert command[command.index("--name") + 1] == "decode-1"
+
+
+def test_settings_are_passed_on_only_where_they_were_given(spec: ClusterSpec) -> None:
+    plain = node_command(spec, "prefill", "prefill-0", "tcp://r", Path("key"))
+    set_ = node_command(
+        dataclasses.replace(spec, provider="net", page_size=16), "prefill", "prefill-0", "tcp://r", Path("key")
+    )
+    assert "--provider" not in plain
+    assert "--page-size" not in plain
+    assert set_[set_.index("--provider") + 1] == "net"
+    assert set_[set_.index("--page-size") + 1] == "16"
+
+
+def test_local_prefill_concerns_decode_nodes_alone(spec: ClusterSpec) -> None:
+    local = dataclasses.replace(spec, local_prefill=True)
+    assert "--local-prefill" in node_command(local, "decode", "d", "tcp://r", Path("key"))
+    assert "--local-prefill" not in node_command(local, "prefill", "p", "tcp://r", Path("key"))
+
+
+def test_every_node_gets_a_thread_and_idle_ones_do_not_spin(spec: ClusterSpec) -> None:
+    assert threads(dataclasses.replace(spec, decode=1000), "decode") == 1
+    assert threads(spec, "prefill") >= threads(spec, "decode")
+    assert environment()["OMP_WAIT_POLICY"] == "passive"

@@ -1,0 +1,65 @@
+import re
+import stat
+from pathlib import Path
+
+import pytest
+
+from deploy.cluster_api import ClusterApi
+from deploy.cluster_spec import ClusterSpec
+from deploy.local import ClusterFailed, LocalCluster
+from protocol.curve import read_cluster_key
+from tests.deploy.conftest import FAKE_PROGRAMS, Faulty
+
+
+def cluster_of(spec: ClusterSpec, run_dir: Path, said: list[str] | None = None) -> LocalCluster:
+    return LocalCluster(spec, run_dir, (said if said is not None else []).append, FAKE_PROGRAMS)
+
+
+def test_a_started_cluster_has_every_member_ready(spec: ClusterSpec, run_dir: Path) -> None:
+    with cluster_of(spec, run_dir) as cluster, ClusterApi(cluster.endpoint) as api:
+        members = api.members()
+        assert sorted(member.name for member in members) == ["decode-0", "decode-1", "prefill-0"]
+        assert all(member.ready and member.all_pages_back for member in members)
+        assert api.model() == "fake"
+
+
+def test_port_zero_is_answered_with_the_port_it_got(spec: ClusterSpec, run_dir: Path) -> None:
+    said: list[str] = []
+    with cluster_of(spec, run_dir, said) as cluster:
+        assert re.fullmatch(r"http://127\.0\.0\.1:[1-9]\d*", cluster.endpoint)
+        assert any(cluster.endpoint in line for line in said)
+
+
+def test_progress_names_every_node_twice_starting_and_ready(spec: ClusterSpec, run_dir: Path) -> None:
+    said: list[str] = []
+    with cluster_of(spec, run_dir, said):
+        for name in ("prefill-0", "decode-0", "decode-1"):
+            assert [("starting" in line, "ready" in line) for line in said if line.startswith(name)] == [
+                (True, False),
+                (False, True),
+            ]
+
+
+def test_all_share_a_key_that_only_the_owner_can_read(spec: ClusterSpec, run_dir: Path) -> None:
+    with cluster_of(spec, run_dir) as cluster:
+        assert stat.S_IMODE(cluster.key.stat().st_mode) == 0o600
+        read_cluster_key(cluster.key)
+    assert not cluster.key.exists()
+
+
+def test_nothing_runs_after_stop(spec: ClusterSpec, run_dir: Path) -> None:
+    cluster = cluster_of(spec, run_dir)
+    cluster.start()
+    processes = [child.id for child in cluster.children]
+    assert len(processes) == 4
+    assert cluster.stop() == []
+    assert not any(process.alive for process in processes)
+
+
+@pytest.mark.parametrize("victim", ["router", "prefill_0", "decode_1"])
+def test_an_early_death_ends_the_start_and_shows_the_log(faulty: Faulty, run_dir: Path, victim: str) -> None:
+    cluster = cluster_of(faulty(**{victim: "die"}), run_dir)
+    with pytest.raises(ClusterFailed, match=r"ended with code 3.*\n.*out of memory, for example") as failure:
+        cluster.start()
+    assert str(failure.value).startswith(victim.replace("_", "-"))
+    assert cluster.children == []
