@@ -6,9 +6,6 @@ from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
-from transformers.utils import logging as transformers_logging
-
-transformers_logging.disable_progress_bar()
 
 VOCAB = 101
 MAX_POSITIONS = 512
