@@ -16,12 +16,13 @@ ANSWER_TIMEOUT_S = 180.0
 
 
 class ServedLedger(Ledger, frozen=True, kw_only=True, forbid_unknown_fields=False):
-    """The router's view of one request, on top of the node's. The parts sum to `ttft_s` (see `parts`)."""
+    """The router's view of one request, on top of the node's. The parts sum to `ttft_s` (see `parts`). `tps`: tokens
+    per second after the first; None where there was but one."""
 
     ttft_s: float
     router_queue_s: float
     other_s: float
-    tps: float
+    tps: float | None
 
     @property
     def parts(self) -> tuple[float, float, float, float, float]:

@@ -15,6 +15,10 @@ PROGRAMS: Programs = {
 }
 
 
+GRACE_S = 5
+"""For requests that still run when the cluster is told to stop: whoever types `down` means soon."""
+
+
 class SpecError(ValueError):
     """Such a cluster cannot be started; the message says what to change."""
 
@@ -56,6 +60,7 @@ class ClusterSpec:
 
 def router_command(spec: ClusterSpec, key: Path, programs: Programs = PROGRAMS) -> list[str]:
     places = ["--host", spec.host, "--port", str(spec.port), "--node-host", spec.host, "--node-port", "0"]
+    places += ["--grace", str(GRACE_S)]
     return [*programs["router"], "--model", str(spec.model), "--cluster-key", str(key), *places]
 
 
@@ -64,6 +69,7 @@ def node_command(
 ) -> list[str]:
     command = [*programs[role], "--model", str(spec.model), "--router", nodes_address]
     command += ["--cluster-key", str(key), "--name", name, "--host", spec.host, "--threads", str(threads(spec, role))]
+    command += ["--drain", str(GRACE_S)]
     if role == "decode" and spec.local_prefill:
         command.append("--local-prefill")
     settings = {

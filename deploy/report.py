@@ -43,7 +43,7 @@ def _row(answer: Answer) -> tuple[str, ...]:
         ledger.decode_node,
         _ms(ledger.ttft_s),
         *(_ms(part) for part in ledger.parts),
-        f"{ledger.tps:.1f}",
+        "-" if ledger.tps is None else f"{ledger.tps:.1f}",
         str(ledger.writes),
         f"{ledger.bytes / (1 << 20):.1f}",
         f"{ledger.early_writes}/{ledger.last_chunk_writes}",

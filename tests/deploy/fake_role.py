@@ -75,7 +75,17 @@ class Handler(BaseHTTPRequestHandler):
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("role")
-    for option in ("--model", "--cluster-key", "--host", "--router", "--threads", "--name", "--node-host"):
+    for option in (
+        "--model",
+        "--cluster-key",
+        "--host",
+        "--router",
+        "--threads",
+        "--name",
+        "--node-host",
+        "--grace",
+        "--drain",
+    ):
         parser.add_argument(option)
     for option in ("--port", "--node-port", "--max-batch-tokens"):
         parser.add_argument(option, type=int)
