@@ -28,6 +28,7 @@ from fabric.api import (
 )
 from fabric.errors import EndpointClosed, FabricUnavailable, FabricUsageError, RegistrationFailed
 from fabric.immediates import unpack
+from fabric.limits import Limits
 from fabric.native import core, describe
 from fabric.native_events import decode
 
@@ -36,20 +37,6 @@ PREFERENCE = ("efa", "verbs;ofi_rxm", "tcp", "net", "tcp;ofi_rxm")
 
 _ADDRESS_BYTES = 256
 _EVENTS_PER_CALL = 256
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Bounds of one engine.
-
-    endpoint_writes: writes outstanding on one endpoint. domain_writes: in all; an endpoint with none outstanding
-    may always post one, so that stalled peers cannot keep another from its turn. connect_seconds: an endpoint that
-    could not post for so long, with nothing outstanding, has failed.
-    """
-
-    endpoint_writes: int = 64
-    domain_writes: int = 512
-    connect_seconds: float = 3.0
 
 
 def version() -> str:
@@ -67,7 +54,9 @@ def providers(node: str = "127.0.0.1") -> list[str]:
     return [name for name in PREFERENCE if name in listed]
 
 
-def open_engine(provider: str | None = None, node: str = "127.0.0.1", limits: Limits | None = None) -> "LibfabricEngine":
+def open_engine(
+    provider: str | None = None, node: str = "127.0.0.1", limits: Limits | None = None
+) -> "LibfabricEngine":
     """The best provider that opens on `node`, or exactly `provider`. Raises FabricUnavailable with the reasons."""
     reasons = []
     for name in [provider] if provider else PREFERENCE:
@@ -185,8 +174,7 @@ class LibfabricEngine(TransferEngine):
         return self._submit(endpoint, batch, 0, 0)
 
     def write_when(self, endpoint: Sending, word_address: int, threshold: int, batch: PageWrites) -> int:
-        if not word_address or word_address % 8:
-            raise FabricUsageError(f"a trigger word must be an aligned u64, not {word_address:#x}")
+        paged.check_word(word_address)
         return self._submit(endpoint, batch, word_address, threshold)
 
     def _submit(self, endpoint: Sending, batch: PageWrites, word_address: int, threshold: int) -> int:
@@ -241,8 +229,9 @@ class LibfabricEngine(TransferEngine):
         return int(self._lib.kf_counted(self._raw, self._slot(handle)))
 
     def forget(self, handle: int) -> None:
-        self._lib.kf_forget(self._raw, self._slot(handle))
-        del self._expectations[handle]
+        if handle in self._expectations:
+            self._lib.kf_forget(self._raw, self._slot(handle))
+            del self._expectations[handle]
 
     def progress(self, timeout: float) -> list[Event]:
         n = self._lib.kf_progress(self._open(), int(timeout * 1e9), self._events, _EVENTS_PER_CALL)

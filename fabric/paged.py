@@ -18,8 +18,18 @@ def check(batch: PageWrites) -> None:
     """Raises FabricUsageError for a batch that leaves its source or its target, or does not pair its indices."""
     if len(batch.source_indices) != len(batch.target_indices):
         raise FabricUsageError(f"{len(batch.source_indices)} source against {len(batch.target_indices)} target indices")
-    _check_side("source", batch.source_indices, batch.source_stride, batch.source_offset, batch.length, batch.source.length)
-    _check_side("target", batch.target_indices, batch.target_stride, batch.target_offset, batch.length, batch.target.length)
+    _check_side(
+        "source", batch.source_indices, batch.source_stride, batch.source_offset, batch.length, batch.source.length
+    )
+    _check_side(
+        "target", batch.target_indices, batch.target_stride, batch.target_offset, batch.length, batch.target.length
+    )
+
+
+def check_word(address: int) -> None:
+    """Raises FabricUsageError unless a u64 can be loaded atomically there."""
+    if not address or address % 8:
+        raise FabricUsageError(f"a trigger word must be an aligned u64, not {address:#x}")
 
 
 def _check_side(side: str, indices: Sequence[int], stride: int, offset: int, length: int, available: int) -> None:
@@ -29,4 +39,6 @@ def _check_side(side: str, indices: Sequence[int], stride: int, offset: int, len
         return
     end = max(indices) * stride + offset + length
     if min(indices) < 0 or end > available:
-        raise FabricUsageError(f"{side} writes reach byte {end} of a region of {available}, lowest index {min(indices)}")
+        raise FabricUsageError(
+            f"{side} writes reach byte {end} of a region of {available}, lowest index {min(indices)}"
+        )

@@ -15,15 +15,15 @@ IMMEDIATE = pack(7, 1)
 @pytest.mark.parametrize("page", [4 << 10, 64 << 10, 1 << 20])
 @pytest.mark.parametrize("attempt", range(4))
 def test_nothing_lands_after_the_landing_is_closed(page: int, attempt: int) -> None:
-    with_engine = open_engine("net")
-    receiver = Party(with_engine)
+    engine = open_engine("net")
+    receiver = Party(engine)
     memory, region = receiver.memory(MEMORY, fill=0)
-    landing = with_engine.open_landing("writer")
-    expectation = with_engine.expect(landing, IMMEDIATE, 1 << 40)
+    landing = engine.open_landing("writer")
+    expectation = engine.expect(landing, IMMEDIATE, 1 << 40)
     with WriterProcess("net", landing, region.remote, page, IMMEDIATE) as writer:
         # two passes over the memory, then some writes into the next one: the fence cuts through a batch
-        drive(receiver, until=lambda: with_engine.counted(expectation) > 2 * MEMORY // page + 1 + attempt)
-        with_engine.close_endpoint(landing)
+        drive(receiver, until=lambda: engine.counted(expectation) > 2 * MEMORY // page + 1 + attempt)
+        engine.close_endpoint(landing)
         at_the_fence = memory.copy()
         said: list[str] = []
 
@@ -36,4 +36,4 @@ def test_nothing_lands_after_the_landing_is_closed(page: int, attempt: int) -> N
     assert np.array_equal(memory, at_the_fence)
     assert memory.any()
     assert receiver.events == []
-    with_engine.close()
+    engine.close()

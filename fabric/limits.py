@@ -1,0 +1,15 @@
+"""The bounds of one transfer engine."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """endpoint_writes: writes outstanding on one endpoint. domain_writes: in all; an endpoint with none outstanding
+    may always post one, so that stalled peers cannot keep another from its turn. connect_seconds: an endpoint that
+    could not post for so long, with nothing outstanding, has failed.
+    """
+
+    endpoint_writes: int = 64
+    domain_writes: int = 512
+    connect_seconds: float = 3.0

@@ -1,0 +1,113 @@
+"""The sending side of the simulated fabric: batches, their endpoint's queue, and how they end."""
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from fabric.api import EndpointFailed, Event, PageWrites, WritesEnded, WritesFailed
+from fabric.errors import OperationError
+from fabric.paged import writes
+
+
+@dataclass(eq=False, slots=True)
+class SimulatedEndpoint:
+    """A sending endpoint. `events`: what its engine has to report, in order."""
+
+    id: int
+    peer: str
+    landing_address: bytes
+    events: list[Event]
+    batches: "dict[int, SimulatedBatch]" = field(default_factory=dict)  # by handle, until they end
+    queue: "deque[SimulatedBatch]" = field(default_factory=deque)  # to post now
+    outstanding: int = 0
+    error: OperationError | None = None
+
+    def fail(self, error: OperationError) -> None:
+        """A failed write breaks its endpoint: everything not posted yet fails with the same reason."""
+        if self.error is not None:
+            return
+        self.error = error
+        self.events.append(EndpointFailed(self.id, self.peer, error))
+        for batch in list(self.batches.values()):
+            if batch.unposted:
+                batch.fail(error)
+
+
+@dataclass(eq=False, slots=True)
+class SimulatedBatch:
+    handle: int
+    endpoint: SimulatedEndpoint
+    writes: PageWrites
+    addresses: list[tuple[int, int]] = field(init=False)
+    word: tuple[int, int] | None = None  # (address, threshold) while armed
+    posted: int = 0
+    completed: int = 0
+    outstanding: int = 0
+    stopped: bool = False
+    cancelled: bool = False
+    ended: bool = False
+    error: OperationError | None = None
+    first_posted_ns: int = 0
+    last_posted_ns: int = 0
+    completed_ns: int = 0
+
+    def __post_init__(self) -> None:
+        self.addresses = list(writes(self.writes))
+        self.endpoint.batches[self.handle] = self
+
+    @property
+    def unposted(self) -> bool:
+        return not self.stopped and self.posted < len(self.addresses)
+
+    def on_posted(self, now: int) -> None:
+        self.first_posted_ns = self.first_posted_ns or now
+        self.last_posted_ns = now
+        self.posted += 1
+        self.outstanding += 1
+        self.endpoint.outstanding += 1
+
+    def on_completed(self, error: OperationError | None, now: int) -> None:
+        """One posted write is accounted for; `error` if it failed."""
+        self.outstanding -= 1
+        self.endpoint.outstanding -= 1
+        self.completed_ns = now
+        if error is None:
+            self.completed += 1
+            self.end_if_done()
+        else:
+            self.fail(error)
+            self.endpoint.fail(error)
+
+    def stop(self) -> None:
+        """Nothing more of it will be posted."""
+        self.stopped = True
+        self.word = None
+        if self in self.endpoint.queue:
+            self.endpoint.queue.remove(self)
+
+    def fail(self, error: OperationError) -> None:
+        if self.error is None:
+            self.error = error
+            self.endpoint.events.append(WritesFailed(self.handle, self.posted, error))
+        self.stop()
+        self.end_if_done()
+
+    def cancel(self) -> None:
+        self.cancelled = True
+        self.stop()
+        self.end_if_done()
+
+    def abandon(self) -> None:
+        """Its endpoint closes: whatever is in flight is not awaited."""
+        self.outstanding = 0
+        self.cancel()
+
+    def end_if_done(self) -> None:
+        if self.ended or self.outstanding or self.unposted:
+            return
+        self.ended = True
+        del self.endpoint.batches[self.handle]
+        size = self.completed * self.writes.length
+        times = self.first_posted_ns, self.last_posted_ns, self.completed_ns
+        self.endpoint.events.append(
+            WritesEnded(self.handle, self.posted, self.completed, size, self.cancelled, self.error, *times)
+        )

@@ -1,0 +1,214 @@
+"""The simulated network: what is in flight between the engines of one process, and when it lands.
+
+Bytes really move, from and to real addresses, at the moment of delivery and not before: a source that is reused
+too early, or a page reused without a fence, is corrupted here as it would be by a NIC. Time is counted in steps
+that the engines' `progress` calls take; nothing depends on the clock. One lock guards all engines of a network.
+"""
+
+import ctypes
+import errno
+import os
+import random
+import threading
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+from fabric.api import MemoryRegion
+from fabric.errors import OperationError
+from fabric.faults import Faults
+from fabric.simulated_batches import SimulatedBatch, SimulatedEndpoint
+
+
+class NetworkUser(Protocol):
+    """What the network asks of an engine, always under the network's lock."""
+
+    changed: threading.Condition
+
+    def landed(self, landing: int, immediate: int, now: int) -> None: ...
+
+    def region_of(self, key: int) -> MemoryRegion | None: ...
+
+    def completed(self, batch: SimulatedBatch, error: OperationError | None, now: int) -> None: ...
+
+
+@dataclass(eq=False, slots=True)
+class _Flight:
+    """A posted write on its way. `payload`: its bytes, once the sender no longer keeps the source for us."""
+
+    sender: NetworkUser
+    batch: SimulatedBatch
+    number: int
+    source: int
+    target: int
+    due: int
+    payload: bytes | None = None
+
+    def move(self) -> None:
+        ctypes.memmove(self.target, self.payload or self.source, self.batch.writes.length)
+
+
+@dataclass(frozen=True, slots=True)
+class _LateImmediate:
+    receiver: NetworkUser
+    landing: int
+    immediate: int
+    due: int
+
+
+class SimulatedNetwork:
+    """Connects the engines that were made with it. `seed` and `faults` decide all that chance decides."""
+
+    def __init__(self, seed: int = 0, faults: Faults | None = None) -> None:
+        self.lock = threading.RLock()
+        self._faults = faults or Faults()
+        self._random = random.Random(seed)
+        self._engines: list[NetworkUser] = []
+        self._landings: dict[bytes, tuple[NetworkUser, int]] = {}
+        self._flights: list[_Flight] = []
+        self._late: list[_LateImmediate] = []
+        self._held: list[NetworkUser] = []
+        self._dead: list[NetworkUser] = []
+        self._steps = self._posts = self._writes = self._busy = self._duplicates = 0
+
+    # For tests, from any thread.
+
+    def hold(self, receiver: NetworkUser) -> None:
+        """Nothing lands at this engine until `release`: a paused process, or a stalled path."""
+        with self.lock:
+            self._held.append(receiver)
+
+    def release(self, receiver: NetworkUser) -> None:
+        with self.lock:
+            self._held.remove(receiver)
+            self.notify()
+
+    def kill(self, engine: NetworkUser) -> None:
+        """As kill -9: it does nothing more, writes to it fail, and what it posted before may still land."""
+        with self.lock:
+            self._detach(flight for flight in self._flights if flight.sender is engine)
+            self._dead.append(engine)
+            self.notify()
+
+    @property
+    def in_flight(self) -> int:
+        with self.lock:
+            return len(self._flights)
+
+    # For engines, under the lock.
+
+    def join(self, engine: NetworkUser) -> None:
+        self._engines.append(engine)
+
+    def leave(self, engine: NetworkUser) -> None:
+        self._engines.remove(engine)
+
+    def notify(self) -> None:
+        for engine in self._engines:
+            engine.changed.notify_all()
+
+    def is_dead(self, engine: NetworkUser) -> bool:
+        return engine in self._dead
+
+    def new_key(self) -> int:
+        return self._random.getrandbits(64)
+
+    def open_landing(self, engine: NetworkUser, endpoint: int) -> bytes:
+        address = self._random.randbytes(16)
+        self._landings[address] = engine, endpoint
+        return address
+
+    def close_landing(self, address: bytes) -> None:
+        """The fence: writes in flight to it find no landing."""
+        del self._landings[address]
+
+    def close_sending(self, endpoint: SimulatedEndpoint) -> None:
+        """Its writes in flight may still land, with the bytes that their sources have now."""
+        self._detach(flight for flight in self._flights if flight.batch.endpoint is endpoint)
+
+    @staticmethod
+    def _detach(flights: Iterable[_Flight]) -> None:
+        for flight in flights:
+            flight.payload = ctypes.string_at(flight.source, flight.batch.writes.length)
+
+    def try_post(self) -> int:
+        """0, or the error number with which this post is refused."""
+        if not self._busy and self._faults.busy_share and self._random.random() < self._faults.busy_share:
+            self._busy = self._faults.busy_burst
+        if self._busy:
+            self._busy -= 1
+            return errno.EAGAIN
+        self._posts += 1
+        return errno.ENOMEM if self._posts == self._faults.fail_post else 0
+
+    def launch(self, sender: NetworkUser, batch: SimulatedBatch) -> None:
+        """Puts the batch's next write in flight."""
+        self._writes += 1
+        source, target = batch.addresses[batch.posted]
+        self._flights.append(_Flight(sender, batch, self._writes, source, target, self._due()))
+
+    def _due(self) -> int:
+        return self._steps + self._random.randint(0, self._faults.max_delay)
+
+    def ended(self, receiver: NetworkUser, landing: int, immediate: int) -> None:
+        """A generation ended at its receiver: now, and only now, the network may repeat its immediate."""
+        if self._duplicates < self._faults.stale_duplicates:
+            self._duplicates += 1
+            self._late.append(_LateImmediate(receiver, landing, immediate, self._due()))
+
+    def step(self) -> bool:
+        """Delivers at most one write. True while something that is not held is in flight."""
+        self._steps += 1
+        self._deliver_late()
+        flight = self._choose()
+        if flight is not None:
+            self._flights.remove(flight)
+            self._deliver(flight)
+        return bool(self._late) or any(not self._is_held(flight) for flight in self._flights)
+
+    def _deliver_late(self) -> None:
+        for late in [late for late in self._late if late.due <= self._steps]:
+            self._late.remove(late)
+            late.receiver.landed(late.landing, late.immediate, time.monotonic_ns())
+
+    def _is_held(self, flight: _Flight) -> bool:
+        landing = self._landings.get(flight.batch.endpoint.landing_address)
+        return landing is not None and landing[0] in self._held
+
+    def _choose(self) -> _Flight | None:
+        """Any that is due when reordering, else the first whose endpoint has no earlier write under way."""
+        due = [flight for flight in self._flights if flight.due <= self._steps and not self._is_held(flight)]
+        if self._faults.reorder:
+            return self._random.choice(due) if due else None
+        blocked: set[int] = set()
+        for flight in self._flights:
+            if flight in due and flight.batch.endpoint.id not in blocked:
+                return flight
+            blocked.add(flight.batch.endpoint.id)
+        return None
+
+    def _deliver(self, flight: _Flight) -> None:
+        now = time.monotonic_ns()
+        code = self._land(flight, now)
+        if not flight.batch.ended and flight.sender not in self._dead:
+            peer = flight.batch.endpoint.peer
+            error = OperationError("simulated write", code, os.strerror(code), "", peer) if code else None
+            flight.sender.completed(flight.batch, error, now)
+
+    def _land(self, flight: _Flight, now: int) -> int:
+        """0, or the error number that the sender gets."""
+        writes = flight.batch.writes
+        receiver, landing = self._landings.get(flight.batch.endpoint.landing_address, (None, 0))
+        if receiver is None or receiver in self._dead:
+            return errno.ECONNRESET
+        region = receiver.region_of(writes.target.key)
+        if region is None or not 0 <= flight.target - region.address <= region.length - writes.length:
+            return errno.EACCES
+        failed = flight.number == self._faults.fail_completion
+        if failed and self._random.random() < 0.5:
+            return errno.EIO
+        flight.move()
+        if flight.number != self._faults.drop_immediate:
+            receiver.landed(landing, writes.immediate, now)
+        return errno.EIO if failed else 0

@@ -1,0 +1,95 @@
+"""The fabrics that the conformance suite runs over, each with both sides in this process."""
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from fabric.libfabric import open_engine
+from fabric.limits import Limits
+from fabric.simulated import Faults, SimulatedEngine, SimulatedNetwork
+from tests.fabric.party import Party
+
+SEED = 20261130
+
+
+class Fabric:
+    """Makes parties that reach each other, and closes them. A stalled party receives nothing until it resumes."""
+
+    network: SimulatedNetwork | None = None
+
+    def __init__(self, provider: str) -> None:
+        self.provider = provider
+        self.parties: list[Party] = []
+
+    def party(self, limits: Limits | None = None) -> Party:
+        self.parties.append(Party(open_engine(self.provider, limits=limits)))
+        return self.parties[-1]
+
+    def stall(self, party: Party) -> None:
+        """Libfabric's tcp-like providers move bytes only while the receiver progresses: the test does not drive it."""
+
+    def resume(self, party: Party) -> None:
+        """The test drives it again."""
+
+    def close(self) -> None:
+        for party in self.parties:
+            party.engine.close()
+
+
+class SimulatedFabric(Fabric):
+    def __init__(self, faults: Faults) -> None:
+        super().__init__("simulated")
+        self.network: SimulatedNetwork = SimulatedNetwork(SEED, faults)
+
+    def party(self, limits: Limits | None = None) -> Party:
+        self.parties.append(Party(SimulatedEngine(self.network, limits=limits)))
+        return self.parties[-1]
+
+    def stall(self, party: Party) -> None:
+        assert isinstance(party.engine, SimulatedEngine)
+        self.network.hold(party.engine)
+
+    def resume(self, party: Party) -> None:
+        assert isinstance(party.engine, SimulatedEngine)
+        self.network.release(party.engine)
+
+
+FABRICS: dict[str, Callable[[], Fabric]] = {
+    "net": lambda: Fabric("net"),
+    "tcp;ofi_rxm": lambda: Fabric("tcp;ofi_rxm"),
+    "simulated": lambda: SimulatedFabric(Faults()),
+    "reordering": lambda: SimulatedFabric(Faults(reorder=True, max_delay=40, busy_share=0.1, busy_burst=3)),
+}
+
+
+@pytest.fixture(params=FABRICS)
+def fabric(request: pytest.FixtureRequest) -> Iterator[Fabric]:
+    opened = FABRICS[request.param]()
+    yield opened
+    opened.close()
+
+
+@pytest.fixture(params=["net", "tcp;ofi_rxm"])
+def provider(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+class Link:
+    """A sender connected to a receiver, whose memory it may write.."""
+
+    def __init__(self, fabric: Fabric, size: int = 1 << 20, limits: Limits | None = None) -> None:
+        self.fabric = fabric
+        self.sender, self.receiver = fabric.party(limits), fabric.party()
+        self.source, self.source_region = self.sender.memory(size)
+        self.target, self.target_region = self.receiver.memory(size, fill=0)
+        self.landing = self.receiver.engine.open_landing("sender")
+        self.sending = self.sender.engine.connect("receiver", self.landing.address)
+
+    @property
+    def both(self) -> tuple[Party, Party]:
+        return self.sender, self.receiver
+
+
+@pytest.fixture
+def link(fabric: Fabric) -> Link:
+    return Link(fabric)
