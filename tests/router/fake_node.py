@@ -188,7 +188,7 @@ class FakeNode:
             if time.monotonic() >= beat_at:
                 socket.send(encode(self.status))
                 beat_at = time.monotonic() + HEARTBEAT_S
-            ready = dict(poller.poll(HEARTBEAT_S * 1000))
+            ready = dict(poller.poll(int(HEARTBEAT_S * 1000)))
             if self._wake in ready:
                 os.eventfd_read(self._wake)
             if socket in ready:

@@ -62,12 +62,15 @@ def message(name: str, param: str, code: str, value: Any) -> Case:
 
 BELOW, ABOVE, TYPE, LATER = "integer_below_min_value", "integer_above_max_value", "invalid_type", "unsupported_value"
 
+NO_OBJECTS: list[Any] = [[], 3, "x", None]
+NO_PROMPTS: list[Any] = ["", [], [""], [[]]]
+NO_INTEGERS: list[Any] = [1.5, "10", True, [], {}]
 CASES = [
     Case("M01", b'{"model":'),
     Case("M02", b""),
     Case("M03", VALID, 415, media_type="text/plain"),
     Case("M03 form", b"model=tiny", 415, media_type="application/x-www-form-urlencoded"),
-    *(Case(f"M04 {value!r}", value) for value in ([], 3, "x", None)),
+    *(Case(f"M04 {value!r}", value) for value in NO_OBJECTS),
     Case("M05", b"\xff\xfe\x00"),
     Case("M05 in a string", b'{"model":"tiny","messages":[{"role":"user","content":"\xff"}]}'),
     without("M06", "model"),
@@ -92,7 +95,7 @@ CASES = [
         {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]},
     ),
     message("M12 string part", "messages[0].content[0]", TYPE, {"role": "user", "content": ["Hi"]}),
-    *(completion(f"M13 {prompt!r}", prompt) for prompt in ("", [], [""], [[]])),
+    *(completion(f"M13 {prompt!r}", prompt) for prompt in NO_PROMPTS),
     completion("M13 bool", [True], code=TYPE),
     completion("M13 mixed", [1, "a"], code=TYPE),
     completion("M13 negative", [-1], code=BELOW),
@@ -107,7 +110,7 @@ CASES = [
     completion("M15 completion", [5] * 10, code="context_length_exceeded", max_tokens=MAX_CONTEXT - 9),
     chat("M16", "max_tokens", BELOW, max_tokens=0),
     chat("M17 -1", "max_tokens", BELOW, max_tokens=-1),
-    *(chat(f"M17 {value!r}", "max_tokens", TYPE, max_tokens=value) for value in (1.5, "10", True, [], {})),
+    *(chat(f"M17 {value!r}", "max_tokens", TYPE, max_tokens=value) for value in NO_INTEGERS),
     chat("M17 max_completion_tokens", "max_completion_tokens", BELOW, max_completion_tokens=0),
     chat("M18", "max_tokens", None, max_tokens=1_000_000_000),
     chat("M18 vast", "max_tokens", None, max_tokens=10**400),
@@ -253,7 +256,7 @@ def test_m23_without_the_key_nothing_is_served(
 ) -> None:
     with RunningRouter(model_folder, key, api_keys=(b"sk-one", b"sk-two")) as router:
         router.node(answer(router.tokenizer.encode(REPLY), end_token(router)))
-        headers = {} if authorization is None else {"Authorization": authorization.encode()}
+        headers = httpx.Headers({} if authorization is None else {b"authorization": authorization.encode()})
         assert_error(router.http.post(CHAT, json=VALID, headers=headers), 401, None, code)
         assert_error(router.http.get("/v1/models", headers=headers), 401, None, code)
         assert router.http.get("/health").status_code == 200
