@@ -17,7 +17,7 @@ from deploy.console import say
 from deploy.leftovers import footprint, leftovers, shm_entries
 from deploy.local import ClusterFailed, LocalCluster
 from deploy.prompts import DEMO_QUESTIONS, Question
-from deploy.report import table, transcript
+from deploy.report import tables, transcript
 
 MAX_BATCH_TOKENS = 256
 """Small, so that the long prompt is prefilled in several chunks."""
@@ -72,7 +72,7 @@ def _ask(cluster: LocalCluster, questions: Sequence[Question], say: Callable[[st
     answers = ask_all(cluster.endpoint, model, questions)
     for answer in answers:
         say(transcript(answer) + "\n")
-    say(table(answers) + "\n")
+    say(tables(answers) + "\n")
     return answer_problems(answers) + _chunk_problems(answers)
 
 

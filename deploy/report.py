@@ -1,58 +1,62 @@
-"""The demo's table: for each request its tokens, its nodes, the parts of its time to first token, and its bytes."""
+"""The demo's tables: where each request's time to first token went, and what moved between which nodes."""
 
 from collections.abc import Sequence
 
-from deploy.asking import Answer
+from deploy.asking import Answer, ServedLedger
 
-HEADINGS = (
-    "request", "in", "out", "chunks", "prefill", "decode", "TTFT ms", "queue", "prefill", "exposed KV", "1st step",
-    "other", "tok/s", "writes", "MiB", "early", "provider",
+Row = tuple[str, ...]
+
+TIME_HEADINGS: Row = ("ms", "TTFT", "= queue", "+ prefill", "+ exposed KV", "+ 1st step", "+ other")
+MOVED_HEADINGS: Row = (
+    "request", "in", "out", "tok/s", "chunks", "prefilled on", "decoded on", "writes", "MiB", "early", "provider",
 )  # fmt: skip
 LEGEND = """\
-TTFT = queue + prefill + exposed KV + first decode step + other, in ms. exposed KV: the part of the wait for the
-transfer that no computing hid. early: of the last prefill chunk's writes, those posted before its pass ended."""
-LEFT_ALIGNED = {0, 4, 5, 16}
+in, out: tokens. chunks: forward passes that its prompt took part in. exposed KV: the part of the wait for the transfer
+that no computing hid. early: of the last prefill chunk's writes, those posted before its forward pass ended."""
+TEXT = frozenset({"ms", "request", "prefilled on", "decoded on", "provider"})
+"""Headings of left-aligned columns; the rest are numbers."""
 
 
-def table(answers: Sequence[Answer]) -> str:
-    """All answers that have a ledger, a row each, columns as wide as their widest cell."""
-    rows = [HEADINGS, *(_row(answer) for answer in answers if answer.ledger is not None)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(HEADINGS))]
-    lines = [_line(row, widths) for row in rows]
-    lines.insert(1, "  ".join("-" * width for width in widths))
-    return "\n".join([*lines, "", LEGEND])
+def tables(answers: Sequence[Answer]) -> str:
+    """A row in both tables for every answer that has a ledger."""
+    served = [(answer, answer.ledger) for answer in answers if answer.ledger is not None]
+    times = _table(TIME_HEADINGS, [_time_row(answer, ledger) for answer, ledger in served])
+    moved = _table(MOVED_HEADINGS, [_moved_row(answer, ledger) for answer, ledger in served])
+    return f"{times}\n\n{moved}\n\n{LEGEND}"
 
 
-def _line(row: Sequence[str], widths: Sequence[int]) -> str:
+def _table(headings: Row, rows: Sequence[Row]) -> str:
+    widths = [max(len(row[column]) for row in [headings, *rows]) for column in range(len(headings))]
+    rule = tuple("-" * width for width in widths)
+    return "\n".join(_line(row, widths, headings) for row in [headings, rule, *rows])
+
+
+def _line(row: Row, widths: Sequence[int], headings: Row) -> str:
     cells = (
-        cell.ljust(width) if column in LEFT_ALIGNED else cell.rjust(width)
-        for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        cell.ljust(width) if heading in TEXT else cell.rjust(width)
+        for cell, width, heading in zip(row, widths, headings, strict=True)
     )
     return "  ".join(cells).rstrip()
 
 
-def _row(answer: Answer) -> tuple[str, ...]:
-    ledger = answer.ledger
-    assert ledger is not None
+def _time_row(answer: Answer, ledger: ServedLedger) -> Row:
+    return (answer.question.title, *(f"{seconds * 1e3:.0f}" for seconds in (ledger.ttft_s, *ledger.parts)))
+
+
+def _moved_row(answer: Answer, ledger: ServedLedger) -> Row:
     return (
         answer.question.title,
         str(answer.prompt_tokens),
         str(answer.output_tokens),
+        "-" if ledger.tps is None else f"{ledger.tps:.1f}",
         str(ledger.prefill_chunks),
         ledger.prefill_node or "-",
         ledger.decode_node,
-        _ms(ledger.ttft_s),
-        *(_ms(part) for part in ledger.parts),
-        "-" if ledger.tps is None else f"{ledger.tps:.1f}",
         str(ledger.writes),
         f"{ledger.bytes / (1 << 20):.1f}",
         f"{ledger.early_writes}/{ledger.last_chunk_writes}",
         ledger.provider or "-",
     )
-
-
-def _ms(seconds: float) -> str:
-    return f"{seconds * 1e3:.0f}"
 
 
 def transcript(answer: Answer) -> str:

@@ -1,30 +1,46 @@
+from deploy.asking import Answer
 from deploy.prompts import DEMO_QUESTIONS, ask
-from deploy.report import table, transcript
+from deploy.report import tables, transcript
 from tests.deploy.answers import answer, ledger
 
 
-def test_every_part_of_the_ttft_is_a_column_in_ms() -> None:
-    heading, _, row, *_ = table([answer()]).splitlines()
-    assert heading.split()[:3] == ["request", "in", "out"]
-    assert row.split() == [
-        "capital", "40", "3", "4", "prefill-0", "decode-1", "300", "10", "200", "20", "30", "40", "20.0", "420", "3.0",
-        "29/30", "net",
+def halves(*answers: Answer) -> tuple[list[str], list[str]]:
+    """The lines of the table of times and of the table of what moved."""
+    times, moved, _ = tables(answers).split("\n\n")
+    return times.splitlines(), moved.splitlines()
+
+
+def test_the_ttft_and_its_parts_are_shown_in_ms() -> None:
+    times, _ = halves(answer())
+    assert times[2].split() == ["capital", "300", "10", "200", "20", "30", "40"]
+
+
+def test_tokens_nodes_and_bytes_are_shown() -> None:
+    _, moved = halves(answer())
+    assert moved[2].split() == [
+        "capital", "40", "3", "20.0", "4", "prefill-0", "decode-1", "420", "3.0", "29/30", "net",
     ]  # fmt: skip
 
 
 def test_columns_line_up_whatever_is_in_them() -> None:
-    lines = table([answer(), answer(ledger=ledger(ttft_s=123.4, decode_node="a-long-name"))]).splitlines()[:4]
-    assert len({line.rindex("  ") for line in lines}) == 1
+    times, moved = halves(answer(), answer(ledger=ledger(ttft_s=12345.6, decode_node="a-node-with-a-long-name")))
+    assert len({len(line) for line in times}) == 1
+    assert len({line.rindex("  ") for line in moved}) == 1
 
 
 def test_an_answer_without_a_ledger_has_no_row() -> None:
-    assert len(table([answer(ledger=None)]).splitlines()) == len(table([]).splitlines())
+    assert tables([answer(ledger=None)]) == tables([])
 
 
-def test_a_local_prefill_shows_no_prefill_node() -> None:
-    row = table([answer(ledger=ledger(prefill_node="", provider="", writes=0, bytes=0))]).splitlines()[2]
-    assert row.split()[4] == "-"
-    assert row.endswith("-")
+def test_one_token_has_no_rate() -> None:
+    _, moved = halves(answer(output_tokens=1, ledger=ledger(tps=None)))
+    assert moved[2].split()[3] == "-"
+
+
+def test_a_prompt_prefilled_where_it_is_decoded_names_no_prefill_node() -> None:
+    _, moved = halves(answer(ledger=ledger(prefill_node="", provider="", writes=0, bytes=0)))
+    assert moved[2].split()[5] == "-"
+    assert moved[2].endswith("-")
 
 
 def test_a_transcript_shows_question_and_answer() -> None:
