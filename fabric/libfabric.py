@@ -15,7 +15,6 @@ from typing import Any
 
 from fabric import paged
 from fabric.api import (
-    EndpointFailed,
     Event,
     FabricCounters,
     Landing,
