@@ -164,7 +164,7 @@ class FakeNode:
         return self.wait_for(lambda node: bool(node.acks))
 
     def __enter__(self) -> Self:
-        return self.start()
+        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
