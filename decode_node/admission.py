@@ -206,13 +206,13 @@ class Admission:
         local = self._local_prefill or len(prompt) == 1
         if not local and not self._engine.can_reserve(len(prompt)):
             return False
-        request = Request(job.id, prompt, job.request.sampling)
         job.attempt += 1
+        request = Request(job.id, prompt, job.request.sampling, attempt=job.attempt)
         try:
             if local:
                 self._run_here(job, request)
             else:
-                self._fetch(job, self._engine.reserve(request, job.attempt))
+                self._fetch(job, self._engine.reserve(request))
         except InvalidRequest as error:
             self._end(job, FinishReason.ERROR, Failure(FailureCode.INVALID, str(error)[:1000]))
         except CapacityExceeded as error:

@@ -1,0 +1,60 @@
+"""What the nodes' tests share: the tiny model, its oracle, and the fabrics to run over."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from fabric.api import TransferEngine
+from fabric.libfabric import open_engine
+from fabric.simulated import Faults, SimulatedEngine, SimulatedNetwork
+from tests.tiny_model import save_tiny_model
+
+OpenFabric = Callable[[str], TransferEngine]
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.set_num_threads(1)
+    return save_tiny_model(tmp_path_factory.mktemp("tiny-model"))
+
+
+class Oracle:
+    """Greedy tokens from transformers' own `generate`, one prompt at a time, float32, no paging of ours."""
+
+    def __init__(self, folder: Path) -> None:
+        self._model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        self._known: dict[tuple[int, ...], list[int]] = {}
+
+    def greedy(self, prompt: list[int], max_new_tokens: int) -> list[int]:
+        """Generated tokens, the end token included if one was reached."""
+        key = (max_new_tokens, *prompt)
+        if key not in self._known:
+            ids = torch.tensor([prompt])
+            with torch.inference_mode():
+                out = self._model.generate(
+                    ids, attention_mask=torch.ones_like(ids), max_new_tokens=max_new_tokens, do_sample=False
+                )
+            self._known[key] = out[0, len(prompt) :].tolist()
+        return self._known[key]
+
+
+@pytest.fixture(scope="session")
+def oracle(tiny_model: Path) -> Oracle:
+    return Oracle(tiny_model)
+
+
+def open_named(fabric: str, seed: int = 0) -> OpenFabric:
+    """`reordering` is one simulated network for all that this function opens."""
+    if fabric != "reordering":
+        return lambda _: open_engine(fabric)
+    faults = Faults(reorder=True, max_delay=40, busy_share=0.1, busy_burst=3)
+    network = SimulatedNetwork(seed, faults)
+    return lambda name: SimulatedEngine(network, name)
+
+
+@pytest.fixture(params=["net", "tcp;ofi_rxm", "reordering"])
+def open_fabric(request: pytest.FixtureRequest, seed: int) -> OpenFabric:
+    return open_named(request.param, seed)

@@ -1,0 +1,131 @@
+"""Prefill and decode nodes in this process, over any fabric, with a router stub in front."""
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from decode_node.node import DecodeNode
+from engine.build import build_engine
+from engine.config import ContinuousBatchingConfig
+from engine.engine import Engine
+from engine.options import EngineOptions
+from fabric.api import TransferEngine
+from prefill_node.node import PrefillNode
+from protocol.curve import ClusterKey, new_cluster_key
+from protocol.digest import served_model
+from protocol.gates import Gates
+from protocol.membership_options import Membership
+from tests.nodes.router_stub import RouterStub
+
+OpenFabric = Callable[[str], TransferEngine]
+"""label -> a fabric of its own"""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The engine's sizes on each side."""
+
+    page_size: int = 16
+    num_blocks: int = 64
+    max_batch_tokens: int = 64
+    decode_blocks: int | None = None
+
+    def options(self, model: Path, blocks: int) -> EngineOptions:
+        batching = ContinuousBatchingConfig(
+            page_size=self.page_size,
+            num_blocks=blocks,
+            max_batch_tokens=self.max_batch_tokens,
+            max_requests_per_batch=min(16, self.max_batch_tokens),
+            debug_pages=True,
+        )
+        return EngineOptions(model=model, batching=batching, threads=1)
+
+
+class Cluster:
+    """One router stub and the nodes started on it, in debug mode: pages poisoned, checksums compared."""
+
+    def __init__(self, model: Path, open_fabric: OpenFabric, shape: Shape, gates: Path | None = None) -> None:
+        self.model = model
+        self.shape = shape
+        self._open_fabric = open_fabric
+        self._gates = gates
+        self._key: ClusterKey = new_cluster_key()
+        self._stack = ExitStack()
+        self.router = RouterStub(self._key)
+        self._stack.callback(self.router.close)
+        self.prefill: list[PrefillNode] = []
+        self.decode: list[DecodeNode] = []
+        self.engines: dict[str, Engine] = {}
+
+    def __enter__(self) -> "Cluster":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def start(self, prefill: int = 1, decode: int = 1, local: bool = False) -> "Cluster":
+        for _ in range(prefill):
+            self.add_prefill()
+        for _ in range(decode):
+            self.add_decode(local)
+        self.router.wait_for(lambda nodes: len(nodes) == prefill + decode and all(n.ready for n in nodes.values()))
+        return self
+
+    def add_prefill(self, shape: Shape | None = None) -> PrefillNode:
+        name = f"prefill-{len(self.prefill)}"
+        shape = shape or self.shape
+        engine, fabric = self._build(name, shape.options(self.model, shape.num_blocks), head=False)
+        region = fabric.register(engine.pool.address, engine.pool.bytes)
+        node = PrefillNode(
+            self._member(name), self._key, served_model(self.model), engine, fabric, region, self._gate(name),
+            debug_pages=True,
+        )  # fmt: skip
+        node.start()
+        self._stack.callback(node.close)
+        self.prefill.append(node)
+        return node
+
+    def add_decode(self, local: bool = False, shape: Shape | None = None) -> DecodeNode:
+        name = f"decode-{len(self.decode)}"
+        shape = shape or self.shape
+        engine, fabric = self._build(
+            name, shape.options(self.model, shape.decode_blocks or shape.num_blocks), head=True
+        )
+        region = fabric.register(engine.pool.address, engine.pool.bytes)
+        node = DecodeNode(
+            self._member(name), self._key, served_model(self.model), engine, fabric, region, self._gate(name),
+            local_prefill=local, debug_pages=True,
+        )  # fmt: skip
+        node.start()
+        self._stack.callback(node.close)
+        self.decode.append(node)
+        return node
+
+    def wait_pages_returned(self) -> None:
+        """Every page of every node is free again."""
+        self.router.wait_for(lambda nodes: all(_at_rest(node) for node in nodes.values()))
+
+    def _build(self, name: str, options: EngineOptions, head: bool) -> tuple[Engine, TransferEngine]:
+        engine = build_engine(options, head=head)
+        self.engines[name] = engine
+        return engine, self._open_fabric(name)
+
+    def _gate(self, name: str) -> Gates:
+        return Gates(str(self._gates / name) if self._gates else None)
+
+    def _member(self, name: str) -> Membership:
+        return Membership(
+            router=self.router.address,
+            cluster_key=Path("unused"),
+            name=name,
+            host="127.0.0.1",
+            provider=None,
+            status_port=0,
+            test_gates=None,
+            instance=f"{name}-{id(self):x}",
+        )
+
+
+def _at_rest(node: object) -> bool:
+    return node.pages_free == node.pages_total and node.pages_quarantined == 0  # type: ignore[attr-defined]
