@@ -10,6 +10,7 @@ from deploy import doctor, up
 from deploy.cluster_spec import SpecError
 from deploy.console import say
 from deploy.options import add_cluster_options, add_engine_options, cluster_spec_from
+from protocol.curve import write_cluster_key
 
 RUN_DIR = Path(".kvferry/run")
 DEMO_DIR = Path(".kvferry/demo")
@@ -59,6 +60,7 @@ def build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     _add_up(commands)
     _add_down(commands)
+    _add_key(commands)
     _add_demo(commands)
     _add_doctor(commands)
     for role, (_, summary) in ROLES.items():
@@ -95,6 +97,26 @@ def _add_down(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
         "signalled, each checked by its start time.",
     )
     parser.set_defaults(run=lambda arguments: up.stop(RUN_DIR, say))
+
+
+def _add_key(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    parser = commands.add_parser(
+        "key",
+        help="write a new cluster key file, for a cluster across machines",
+        description="Write a new cluster key to FILE, readable by you alone. Copy it to every machine of the cluster: "
+        "whoever has it may join. `up` and `demo` make their own.",
+    )
+    parser.add_argument("file", type=Path, metavar="FILE")
+    parser.set_defaults(run=_key)
+
+
+def _key(arguments: argparse.Namespace) -> int:
+    try:
+        write_cluster_key(arguments.file)
+    except OSError as error:
+        sys.stderr.write(f"kvferry key: {error}; a key in use is never replaced\n")
+        return 1
+    return 0
 
 
 def _add_demo(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:

@@ -1,9 +1,12 @@
+from pathlib import Path
+
 import pytest
 
 from deploy.cli import ROLES, main
+from protocol.curve import read_cluster_key
 
 
-@pytest.mark.parametrize("command", ["up", "down", "demo", "doctor"])
+@pytest.mark.parametrize("command", ["up", "down", "demo", "doctor", "key"])
 def test_every_command_explains_itself(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exit_:
         main([command, "--help"])
@@ -38,3 +41,12 @@ def test_an_unknown_command_is_a_usage_error(capsys: pytest.CaptureFixture[str])
         main(["sideways"])
     assert exit_.value.code == 2
     assert "sideways" in capsys.readouterr().err
+
+
+def test_a_new_key_is_usable_and_never_replaces_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "cluster.key"
+    assert main(["key", str(file)]) == 0
+    key = read_cluster_key(file)
+    assert main(["key", str(file)]) == 1
+    assert "never replaced" in capsys.readouterr().err
+    assert read_cluster_key(file) == key
