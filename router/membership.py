@@ -46,6 +46,7 @@ class Membership:
     def __init__(self, tokenizer: str, now: float) -> None:
         self._tokenizer = tokenizer
         self._members: dict[str, Member] = {}
+        self._listens: dict[str, str] = {}
         self._replaced: dict[str, str] = {}
         self._swept_at = now
 
@@ -65,12 +66,14 @@ class Membership:
         lost = self._replace_predecessors(status)
         refusal = self._refusal(status)
         member = self._members.get(status.instance)
-        if member is not None:
-            member.status, member.seen_at, member.refusal = status, now, refusal
-        elif len(self._members) < MAX_NODES:
+        if member is None and len(self._members) >= MAX_NODES:
+            return f"this router already has {MAX_NODES} nodes", lost
+        if member is None:
             self._members[status.instance] = Member(status, now, refusal)
         else:
-            refusal = f"this router already has {MAX_NODES} nodes"
+            self._forget_addresses(member.status)
+            member.status, member.seen_at, member.refusal = status, now, refusal
+        self._listens.update(dict.fromkeys(_addresses(status), status.instance))
         return refusal, lost
 
     def sweep(self, now: float) -> list[str]:
@@ -97,11 +100,9 @@ class Membership:
         return None
 
     def _replace_predecessors(self, status: NodeStatus) -> list[str]:
-        lost = [
-            instance
-            for instance, member in self._members.items()
-            if instance != status.instance and _addresses(member.status) & _addresses(status)
-        ]
+        addresses = _addresses(status)
+        known = {self._listens[address] for address in addresses if address in self._listens}
+        lost = sorted(known - {status.instance})
         self._drop(lost)
         for instance in lost:
             self._replaced[instance] = status.instance
@@ -111,7 +112,11 @@ class Membership:
 
     def _drop(self, instances: Collection[str]) -> None:
         for instance in instances:
-            del self._members[instance]
+            self._forget_addresses(self._members.pop(instance).status)
+
+    def _forget_addresses(self, status: NodeStatus) -> None:
+        for address in _addresses(status):
+            del self._listens[address]
 
 
 def _addresses(status: NodeStatus) -> set[str]:
