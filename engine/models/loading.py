@@ -72,7 +72,7 @@ def load_model(directory: Path, dtype: str = "float32", head: bool = True) -> Lo
 def _read_weights(directory: Path, dtype: torch.dtype, head: bool) -> torch.nn.Module:
     """transformers fills what is missing with random numbers and reports it; here that is an error."""
     loader: Any = AutoModelForCausalLM if head else AutoModel
-    with _without_load_report():
+    with _quiet_loading():
         model, info = loader.from_pretrained(
             directory, dtype=dtype, attn_implementation=ATTENTION_NAME, local_files_only=True, output_loading_info=True
         )
@@ -83,15 +83,18 @@ def _read_weights(directory: Path, dtype: torch.dtype, head: bool) -> torch.nn.M
 
 
 @contextmanager
-def _without_load_report() -> Iterator[None]:
-    """The report warns of an unused head, which is what a node without a head wants."""
+def _quiet_loading() -> Iterator[None]:
+    """No progress bar, and no report: it warns of an unused head, which is what a node without a head wants."""
     logging: Any = transformers_logging
-    verbosity = logging.get_verbosity()
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
+    logging.disable_progress_bar()
     try:
         yield
     finally:
         logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()
 
 
 def check_complete(directory: Path) -> None:

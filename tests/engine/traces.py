@@ -94,12 +94,12 @@ class Harness:
         return " / ".join(self.step() for _ in range(count))
 
     def run(self) -> str:
-        """Step until nothing would happen; the trace of those steps."""
-        trace = []
+        """Step until nothing would happen; the trace of the steps in which something ran."""
+        trace: list[str] = []
         while self.engine.has_work:
             assert len(trace) < MAX_STEPS
             trace.append(self.step())
-        return " / ".join(trace)
+        return " / ".join(step for step in trace if step)
 
     def blocks(self, request_id: str) -> int:
         return sum(entry["owner"] == request_id for entry in self.engine.ledger())
