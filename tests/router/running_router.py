@@ -47,7 +47,7 @@ class RunningRouter:
     def __enter__(self) -> Self:
         self._thread.start()
         self.url, self.nodes_address = self._addresses.result(DEADLINE_S)
-        self.http = httpx.Client(base_url=self.url, timeout=DEADLINE_S, trust_env=False)
+        self.http = httpx.Client(base_url=self.url, timeout=DEADLINE_S, trust_env=False, verify=False)
         return self
 
     def __exit__(

@@ -115,34 +115,16 @@ def test_there_is_no_third_attempt(router: RunningRouter) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize(
-    ("code", "status", "kind", "answered_code"),
-    [
-        (FailureCode.INVALID, 400, "invalid_request_error", None),
-        (FailureCode.TOO_LONG, 400, "invalid_request_error", "context_length_exceeded"),
-        (FailureCode.OVERLOADED, 503, "server_error", "overloaded"),
-        (FailureCode.NO_PREFILL, 503, "server_error", "no_capacity"),
-        (FailureCode.DRAINING, 503, "server_error", "no_capacity"),
-        (FailureCode.INCOMPATIBLE, 503, "server_error", "no_capacity"),
-        (FailureCode.STALE_PEER, 502, "server_error", "node_failed"),
-        (FailureCode.TRANSFER_FAILED, 502, "server_error", "node_failed"),
-        (FailureCode.NODE_LOST, 502, "server_error", "node_lost"),
-        (FailureCode.DEADLINE, 504, "server_error", "deadline_exceeded"),
-        (FailureCode.CAPACITY, 500, "server_error", "capacity_exceeded"),
-        (FailureCode.INTERNAL, 500, "server_error", "internal_error"),
-    ],
-    ids=lambda value: value.value if isinstance(value, FailureCode) else "",
-)
+@pytest.mark.parametrize(("code", "status"), [(FailureCode.TOO_LONG, 400), (FailureCode.NO_PREFILL, 503)])
 def test_a_nodes_failure_becomes_one_http_error(
-    router: RunningRouter, code: FailureCode, status: int, kind: str, answered_code: str | None, stream: bool
+    router: RunningRouter, code: FailureCode, status: int, stream: bool
 ) -> None:
-    router.node(refuse(code, "because of the script"))
+    node = router.node(refuse(code, "because of the script"))
     response = router.http.post("/v1/completions", json={**BODY, "stream": stream})
     assert response.status_code == status
-    error = response.json()["error"]
-    assert (error["type"], error["code"]) == (kind, answered_code)
-    assert error["message"] == "because of the script"
+    assert response.json()["error"]["message"] == "because of the script"
     assert ("retry-after" in response.headers) == (status == 503)
+    assert len(node.requests) == 1
 
 
 @pytest.mark.parametrize("stream", [False, True])

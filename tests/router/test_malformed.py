@@ -247,18 +247,29 @@ def test_client_mistakes_are_counted_apart_from_failures(served: RunningRouter) 
     assert served.metric("kvferry_router_requests_refused_total", '{status="400"}') == refused + 1
 
 
-@pytest.mark.parametrize(
-    ("authorization", "code"),
-    [(None, None), ("Basic abc", None), ("Bearer wrong", "invalid_api_key"), ("Bearer é", "invalid_api_key")],
-)
-def test_m23_without_the_key_nothing_is_served(
-    model_folder: Path, key: ClusterKey, authorization: str | None, code: str | None
-) -> None:
+@pytest.fixture(scope="module")
+def locked(model_folder: Path, key: ClusterKey) -> Iterator[RunningRouter]:
     with RunningRouter(model_folder, key, api_keys=(b"sk-one", b"sk-two")) as router:
         router.node(answer(router.tokenizer.encode(REPLY), end_token(router)))
-        headers = httpx.Headers({} if authorization is None else {b"authorization": authorization.encode()})
-        assert_error(router.http.post(CHAT, json=VALID, headers=headers), 401, None, code)
-        assert_error(router.http.get("/v1/models", headers=headers), 401, None, code)
-        assert router.http.get("/health").status_code == 200
-        right = {"Authorization": "Bearer sk-two"}
-        assert router.http.post(CHAT, json=VALID, headers=right).status_code == 200
+        yield router
+
+
+@pytest.mark.parametrize(
+    ("authorization", "code"),
+    [
+        (None, None),
+        ("Basic abc", None),
+        ("Bearer", None),
+        ("Bearer wrong", "invalid_api_key"),
+        ("Bearer é", "invalid_api_key"),
+    ],
+)
+def test_m23_without_the_key_nothing_is_served(
+    locked: RunningRouter, authorization: str | None, code: str | None
+) -> None:
+    headers = httpx.Headers({} if authorization is None else {b"authorization": authorization.encode()})
+    assert_error(locked.http.post(CHAT, json=VALID, headers=headers), 401, None, code)
+    assert_error(locked.http.get("/v1/models", headers=headers), 401, None, code)
+    assert locked.http.get("/health").status_code == 200
+    right = {"Authorization": "Bearer sk-two"}
+    assert locked.http.post(CHAT, json=VALID, headers=right).status_code == 200

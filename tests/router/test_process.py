@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import httpx
 import pytest
@@ -23,6 +23,7 @@ from tests.router.fake_node import FakeNode, Script, answer, node_status, tokens
 from tests.router.streaming import COMPLETION
 
 DEADLINE_S = 30.0
+HTTP: Any = {"timeout": 10, "trust_env": False, "verify": False}
 
 
 class RouterProcess:
@@ -94,7 +95,7 @@ def refused_soon(router: RouterProcess) -> None:
     """Connects until the router takes no more connections: raises httpx.ConnectError then."""
     deadline = time.monotonic() + DEADLINE_S
     while time.monotonic() < deadline:
-        httpx.get(f"{router.url}/health", trust_env=False)
+        httpx.get(f"{router.url}/health", **HTTP)
 
 
 def test_it_prints_both_addresses_serves_and_stops_with_code_0(
@@ -104,7 +105,7 @@ def test_it_prints_both_addresses_serves_and_stops_with_code_0(
     assert router.lines[1].startswith("nodes dial tcp://127.0.0.1:")
     with node_of(router, read_cluster_key(key_file), model_folder, answer([50, 51], 2)):
         body = {**COMPLETION, "stream": False}
-        assert httpx.post(f"{router.url}/v1/completions", json=body, trust_env=False).status_code == 200
+        assert httpx.post(f"{router.url}/v1/completions", json=body, **HTTP).status_code == 200
     router.stop()
     assert router.process.wait(DEADLINE_S) == 0
 
@@ -113,7 +114,9 @@ def test_sigterm_lets_an_open_stream_finish(router: RouterProcess, key_file: Pat
     node = node_of(router, read_cluster_key(key_file), model_folder, tokens_then_nothing([50]))
     with (
         node,
-        httpx.stream("POST", f"{router.url}/v1/completions", json=COMPLETION, timeout=10, trust_env=False) as response,
+        httpx.stream(
+            "POST", f"{router.url}/v1/completions", json=COMPLETION, timeout=10, trust_env=False, verify=False
+        ) as response,
     ):
         lines = response.iter_lines()
         assert next(lines).startswith("data: ")
@@ -133,7 +136,9 @@ def test_a_gate_holds_a_stream_after_its_nth_token(
     client.hold("stream:tok=2")
     with (
         node_of(router, read_cluster_key(key_file), model_folder, answer([50, 51, 52])),
-        httpx.stream("POST", f"{router.url}/v1/completions", json=COMPLETION, timeout=10, trust_env=False) as response,
+        httpx.stream(
+            "POST", f"{router.url}/v1/completions", json=COMPLETION, timeout=10, trust_env=False, verify=False
+        ) as response,
     ):
         lines = (line for line in response.iter_lines() if line)
         assert [next(lines)[:6], next(lines)[:6]] == ["data: ", "data: "]
