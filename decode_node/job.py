@@ -59,15 +59,18 @@ class Job:
             )
         times = self.times or PrefillTimes(chunks=0, queue_s=0.0, prefill_s=0.0, early_writes=0, last_chunk_writes=0)
         waited = _seconds(self.asked_ns, self.arrival.arrived_ns)
+        queued = min(times.queue_s, waited)
+        # The last layer's KV leaves before its forward ends: computing counts only as far as we waited for it.
+        computing = min(times.prefill_s, waited - queued)
         return Ledger(
             decode_node=node,
             prefill_node=self.peer.name,
             provider=provider,
             attempts=self.attempt,
             prefill_chunks=times.chunks,
-            queue_s=_seconds(self.received_ns, self.asked_ns) + times.queue_s,
-            prefill_s=times.prefill_s,
-            exposed_transfer_s=max(0.0, waited - times.queue_s - times.prefill_s),
+            queue_s=_seconds(self.received_ns, self.asked_ns) + queued,
+            prefill_s=computing,
+            exposed_transfer_s=waited - queued - computing,
             first_step_s=_seconds(self.arrival.arrived_ns, self.first_token_ns),
             writes=self.arrival.writes,
             bytes=self.arrival.bytes,

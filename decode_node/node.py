@@ -141,7 +141,7 @@ class DecodeNode:
 
     def start(self) -> None:
         """Memory is registered: start every thread, then announce the node to the router."""
-        self._gates.on_release(lambda: self._loop.submit(lambda _: self._admission.on_gate_released()))
+        self._gates.on_release(self._on_gate_released)
         self._gates.start()
         self._pages.start()
         self._pump.start()
@@ -236,6 +236,9 @@ class DecodeNode:
                 self._loop.submit(lambda _: self._admission.accept(message))
             case Abort():
                 self._loop.submit(lambda _: self._admission.abort(message.request))
+
+    def _on_gate_released(self) -> None:
+        self._loop.submit(lambda _: self._admission.on_gate_released())
 
     def _on_router_lost(self) -> None:
         self._loop.submit(lambda _: self._admission.abort_all())

@@ -5,6 +5,7 @@ thread; `before_forward` waits until the chunk's writes are armed, so that no la
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from engine.engine import Engine
 from engine.errors import CapacityExceeded, InvalidRequest
@@ -80,6 +81,5 @@ class ChunkAnnouncer:
     def on_step(self, output: StepOutput) -> None:
         """A prompt that the engine gave up by itself: tell its decode node."""
         for ended in output.ended:
-            failure = ended.failure
-            if failure is not None:
-                self._pump.submit(lambda e=ended, f=failure: self._sender.on_engine_failed(e.request_id, f))
+            if ended.failure is not None:
+                self._pump.submit(partial(self._sender.on_engine_failed, ended.request_id, ended.failure))

@@ -34,7 +34,7 @@ def save_tiny_model(folder: Path, layers: int = 3, seed: int = 0, context: int =
         bos_token_id=None,
     )
     torch.manual_seed(seed)
-    LlamaForCausalLM(config).to(torch.float32).save_pretrained(folder)
+    LlamaForCausalLM(config).float().save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
 
@@ -48,6 +48,6 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
     backend.add_special_tokens(SPECIALS)
-    return PreTrainedTokenizerFast(
+    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=backend, pad_token="<|pad|>", eos_token="<|end|>", chat_template=CHAT_TEMPLATE
     )

@@ -19,9 +19,7 @@ def plan(
     of: KVLayout, tokens: int, target_blocks: Sequence[int], first_page: int = 0, pool_blocks: int = 64
 ) -> TransferPlan:
     size = pool_blocks * of.block_bytes
-    rank = RankTicket(
-        region_key=1, region_base=0, region_length=size, blocks=list(target_blocks), immediate=IMMEDIATE
-    )
+    rank = RankTicket(region_key=1, region_base=0, region_length=size, blocks=list(target_blocks), immediate=IMMEDIATE)
     ticket = TransferTicket(key=KEY, landing=1, first_page=first_page, ranks=[rank])
     region = MemoryRegion(id=1, address=0, length=size, remote=RemoteRegion(key=9, base=0, length=size))
     return TransferPlan(of, region, ticket, tokens)

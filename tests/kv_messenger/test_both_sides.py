@@ -3,7 +3,9 @@ could still land exists, every attempt gets one outcome, and everything is relea
 
 import random
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
@@ -40,14 +42,14 @@ class World:
     now: float = 0.0
     word: int = 0
     batches: dict[int, Batch] = field(default_factory=dict)
-    to_receiver: deque = field(default_factory=deque)
-    to_sender: deque = field(default_factory=deque)
+    to_receiver: deque[Any] = field(default_factory=deque)
+    to_sender: deque[str] = field(default_factory=deque)
     counted: int = 0
     asked: int = 0
     reported: bool = False
     fenced: bool = False
     sender_dead: bool = False
-    outcomes: list = field(default_factory=list)
+    outcomes: list[rx.Outcome] = field(default_factory=list)
     closed: int = 0
     released: int = 0
     handles: int = 0
@@ -64,7 +66,7 @@ class World:
 
     # -- executing actions --
 
-    def do_sender(self, actions: list) -> None:
+    def do_sender(self, actions: list[Any]) -> None:
         for action in actions:
             match action:
                 case tx.Arm():
@@ -84,7 +86,7 @@ class World:
                     assert not any(b.in_flight or b.unposted for b in self.batches.values()), "released while in use"
                     self.released += 1
 
-    def do_receiver(self, actions: list) -> None:
+    def do_receiver(self, actions: list[Any]) -> None:
         for action in actions:
             match action:
                 case rx.Decided():
@@ -117,9 +119,9 @@ class World:
 
     # -- what may happen next --
 
-    def steps(self) -> list:
+    def steps(self) -> list[Callable[[], None]]:
         alive = not self.sender_dead
-        steps = [self.pass_time]
+        steps: list[Callable[[], None]] = [self.pass_time]
         if self.to_receiver:
             steps += [self.deliver_to_receiver] * 2
         if self.to_sender and alive:
@@ -134,8 +136,8 @@ class World:
             steps += [self.land] * 6
         return steps
 
-    def faults(self) -> list:
-        faults = [self.abort]
+    def faults(self) -> list[Callable[[], None]]:
+        faults: list[Callable[[], None]] = [self.abort]
         if not self.sender_dead:
             faults += [self.kill_sender, self.fail_engine]
         if any(b.in_flight for b in self.batches.values()):

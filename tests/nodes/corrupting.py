@@ -11,9 +11,8 @@ from fabric.api import Arrived, Event, MemoryRegion, TransferEngine
 class CorruptingEngine:
     """Everything of the engine inside, but for that byte."""
 
-    def __init__(self, inner: TransferEngine, corrupt: bool) -> None:
+    def __init__(self, inner: TransferEngine) -> None:
         self._inner = inner
-        self._corrupt = corrupt
         self._region: MemoryRegion | None = None
 
     def __getattr__(self, name: str) -> Any:
@@ -25,7 +24,7 @@ class CorruptingEngine:
 
     def progress(self, timeout: float) -> list[Event]:
         events = self._inner.progress(timeout)
-        if self._corrupt and any(isinstance(event, Arrived) for event in events):
+        if any(isinstance(event, Arrived) for event in events):
             assert self._region is not None
             flip_first_written_byte(self._region)
         return events
@@ -33,6 +32,5 @@ class CorruptingEngine:
 
 def flip_first_written_byte(region: MemoryRegion) -> None:
     """Free pages are all 0xFF in debug mode, so the first other byte belongs to a page that was written."""
-    memory = (ctypes.c_ubyte * region.length).from_address(region.address)
-    written = np.flatnonzero(np.frombuffer(memory, dtype=np.uint8) != 0xFF)
-    memory[int(written[0])] ^= 0x10
+    memory = np.ctypeslib.as_array((ctypes.c_ubyte * region.length).from_address(region.address))
+    memory[np.flatnonzero(memory != 0xFF)[0]] ^= 0x10

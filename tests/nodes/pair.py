@@ -16,6 +16,7 @@ from protocol.curve import ClusterKey, new_cluster_key
 from protocol.digest import served_model
 from protocol.gates import Gates
 from protocol.membership_options import Membership
+from protocol.messages import NodeStatus
 from tests.nodes.router_stub import RouterStub
 
 OpenFabric = Callable[[str], TransferEngine]
@@ -127,5 +128,5 @@ class Cluster:
         )
 
 
-def _at_rest(node: object) -> bool:
-    return node.pages_free == node.pages_total and node.pages_quarantined == 0  # type: ignore[attr-defined]
+def _at_rest(node: NodeStatus) -> bool:
+    return node.pages_free == node.pages_total and node.pages_quarantined == 0

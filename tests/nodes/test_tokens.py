@@ -5,12 +5,15 @@ Debug mode is on in all of these: freed pages are poisoned, and every page's che
 
 import random
 from pathlib import Path
+from typing import cast
 
 import pytest
 
+from fabric.api import TransferEngine
 from protocol.messages import FinishReason, RequestEnded
 from protocol.sampling import SamplingParams
 from tests.nodes.conftest import OpenFabric, Oracle, open_named
+from tests.nodes.corrupting import CorruptingEngine
 from tests.nodes.pair import Cluster, Shape
 
 NEW_TOKENS = 6
@@ -85,13 +88,12 @@ def test_seeded_sampling_does_not_depend_on_where_the_prompt_ran(tiny_model: Pat
     assert outputs[0] == outputs[1]
 
 
-def test_a_flipped_byte_on_the_decode_side_is_caught(tiny_model: Path, seed: int, tmp_path: Path) -> None:
+def test_a_flipped_byte_on_the_decode_side_is_caught(tiny_model: Path, seed: int) -> None:
     """The planted corruption: one byte of one arrived page, before the request may read it."""
-    from tests.nodes.corrupting import CorruptingEngine
 
-    def open_corrupting(name: str) -> CorruptingEngine:
+    def open_corrupting(name: str) -> TransferEngine:
         inner = open_named("net")(name)
-        return CorruptingEngine(inner, corrupt=name.startswith("decode"))
+        return cast(TransferEngine, CorruptingEngine(inner)) if name.startswith("decode") else inner
 
     with Cluster(tiny_model, open_corrupting, Shape()).start() as cluster:
         _, answer = cluster.router.ask(prompt_of(50, seed), SamplingParams(max_new_tokens=4))

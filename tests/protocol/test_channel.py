@@ -98,7 +98,7 @@ def test_a_valid_pair_that_is_not_on_the_allow_list_is_refused(server: tuple[Nod
         socket.send(encode(Ping(instance="outsider")))
         refused = zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
         while True:
-            assert monitor.poll(DEADLINE_S * 1000)
+            assert monitor.poll(int(DEADLINE_S * 1000))
             event = parse_monitor_message(monitor.recv_multipart())["event"]
             assert event != zmq.EVENT_HANDSHAKE_SUCCEEDED
             if event & refused:
@@ -116,7 +116,7 @@ def test_bad_frames_are_counted_answered_and_survived(server: tuple[Node, Link, 
         for _ in range(500):
             socket.send(os.urandom(40))
         socket.send(encode(Pong(instance="not for this channel")))
-        assert socket.poll(DEADLINE_S * 1000)
+        assert socket.poll(int(DEADLINE_S * 1000))
         assert isinstance(decode(socket.recv(), ToDecode), Nack)
         socket.send(encode(Ping(instance="still there")))
         assert node.next()[1] == Ping(instance="still there")

@@ -1,6 +1,9 @@
 """Frames are decoded against fixed types and sizes; anything else is a BadFrame, never another exception."""
 
+from typing import Any
+
 import msgpack
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -29,7 +32,7 @@ from protocol.ticket import RankTicket, TransferKey, TransferTicket
 
 KEY = TransferKey("request", 2, "instance")
 RANK = RankTicket(region_key=2**64 - 1, region_base=2**47, region_length=4096, blocks=[3, 1], immediate=2**32 - 1)
-EXAMPLES = [
+EXAMPLES: list[tuple[Any, msgspec.Struct]] = [
     (
         FromDecode,
         Hello(
@@ -72,7 +75,7 @@ EXAMPLES = [
 
 
 @pytest.mark.parametrize(("channel", "message"), EXAMPLES, ids=lambda value: type(value).__name__)
-def test_a_message_survives_the_wire(channel: object, message: object) -> None:
+def test_a_message_survives_the_wire(channel: Any, message: msgspec.Struct) -> None:
     assert decode(encode(message), channel) == message
 
 
@@ -84,14 +87,14 @@ def test_random_bytes_are_bad_frames(frame: bytes) -> None:
 
 @given(st.sampled_from(EXAMPLES), st.data())
 def test_a_mutated_frame_decodes_to_a_message_or_is_a_bad_frame(
-    example: tuple[object, object], data: st.DataObject
+    example: tuple[Any, msgspec.Struct], data: st.DataObject
 ) -> None:
     channel, message = example
     frame = bytearray(encode(message))
     for _ in range(data.draw(st.integers(1, 4))):
         frame[data.draw(st.integers(0, len(frame) - 1))] = data.draw(st.integers(0, 255))
     try:
-        decoded = decode(bytes(frame), channel)
+        decoded: msgspec.Struct = decode(bytes(frame), channel)
     except BadFrame:
         return
     assert decode(encode(decoded), channel) == decoded

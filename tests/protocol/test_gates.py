@@ -15,7 +15,12 @@ def test_a_thread_waits_at_a_held_gate_until_it_is_released(tmp_path: Path) -> N
     client = GateClient(str(tmp_path / "gates"))
     client.hold("decode:join")
     passed = threading.Event()
-    thread = threading.Thread(target=lambda: (gates.wait("decode:join"), passed.set()))
+
+    def pass_through() -> None:
+        gates.wait("decode:join")
+        passed.set()
+
+    thread = threading.Thread(target=pass_through)
     thread.start()
     assert client.reached("decode:join", DEADLINE_S) and not passed.is_set()
     client.release("decode:join")
