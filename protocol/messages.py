@@ -160,7 +160,8 @@ class Ledger(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
     queue_s: waiting for pages and for the prefill node's scheduler. prefill_s: from the prompt's first forward to the
     end of its last, or until all KV was there if that came first. exposed_transfer_s: the part of the wait for KV that
-    neither of those covers (message hops included). first_step_s: from KV arrival to the first sampled token. writes / bytes: counted on arrival.
+    neither of those covers (message hops included). first_step_s: from KV arrival to the first sampled token. writes /
+    bytes: counted on arrival.
     early_writes / last_chunk_writes: of the last prefill chunk, posted before its forward ended, and all.
     prefill_node "" and provider "" where the prompt ran on the decode node itself.
     """

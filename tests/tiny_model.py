@@ -34,7 +34,7 @@ def save_tiny_model(folder: Path, layers: int = 3, seed: int = 0, context: int =
         bos_token_id=None,
     )
     torch.manual_seed(seed)
-    LlamaForCausalLM(config).float().save_pretrained(folder)
+    LlamaForCausalLM(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
 
