@@ -84,9 +84,7 @@ def convert(gguf: Path, folder: Path) -> None:
     # Local imports: `kvferry --help` and an up-to-date folder need neither torch nor transformers.
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
-    from transformers.utils.logging import disable_progress_bar
 
-    disable_progress_bar()  # type: ignore[no-untyped-call]
     log.info("converting %s", gguf.name)
     tokenizer: Any = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
     model: Any = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)

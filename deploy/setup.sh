@@ -74,7 +74,7 @@ ensure_extension() {
 
 ensure_model() {
     [ -e $MODEL/kvferry-model ] || say "fetching and converting the demo model (about a minute, once)"
-    $VENV/bin/python -m deploy.model $MODEL
+    TQDM_DISABLE=1 $VENV/bin/python -m deploy.model $MODEL
 }
 
 mkdir -p .kvferry
