@@ -18,7 +18,7 @@ from engine.forward_batch import BatchRow, ForwardBatch, SampleKey
 from engine.limits import Limits
 from engine.model_runner import Runner
 from engine.outputs import Ended, EngineListener, NewToken, PrefillChunk, StepOutput
-from engine.preemption import StalledRequest, choose_victims
+from engine.preemption import choose_victims
 from engine.progress import ProgressWord
 from engine.request import Owner, Request, RequestStatus
 from engine.scheduler import FIFOScheduler, ScheduledRequest, SchedulerOutput
@@ -244,16 +244,12 @@ class Engine:
         """Start the newest stalled requests over. False if nothing can be done: they wait for pages of others."""
         self.counters.stalls += len(batch.stalled)
         allocator = self._allocator
-        stalled = [
-            StalledRequest(r, len(allocator.blocks(r.owner)), allocator.missing(r.owner, r.computed + 1))
-            for r in batch.stalled
-        ]
-        victims = choose_victims(stalled, allocator.free, len(self._scheduler.active))
+        victims = choose_victims(batch.stalled, allocator.free, len(self._scheduler.active))
         for request in victims:
             self._reset(request)
         if victims:
             return True
-        outgrown = [s.request for s in stalled if s.held + allocator.free == allocator.total]
+        outgrown = [s.request for s in batch.stalled if s.held + allocator.free == allocator.total]
         for request in outgrown:
             self._fail(request, FailureCode.CAPACITY, f"it outgrew the cache of {allocator.total} blocks")
         return bool(outgrown)

@@ -8,7 +8,7 @@ from engine.request import Request
 
 @dataclass(frozen=True)
 class StalledRequest:
-    """`held`: blocks that it would give back. `missing`: blocks that it lacks for its next token."""
+    """`held`: blocks that it would give back. `missing`: blocks that it lacks for what it was to run."""
 
     request: Request
     held: int

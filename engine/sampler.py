@@ -34,7 +34,7 @@ def nucleus(probabilities: torch.Tensor, top_p: float, draw: float) -> int:
     """The token at `draw` of the smallest set of likeliest tokens that holds at least `top_p`; at least one token."""
     values, ids = probabilities.sort(descending=True, stable=True)
     cumulative = values.cumsum(0)
-    kept = int((cumulative - values < top_p).sum())
+    kept = 1 + int((cumulative[:-1] < top_p).sum())
     total = float(cumulative[kept - 1])
     index = int(torch.searchsorted(cumulative[:kept], draw * total, right=True))
     return int(ids[min(index, kept - 1)])

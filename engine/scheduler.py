@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from engine.allocators import FullAttentionCacheAllocator
 from engine.config import ContinuousBatchingConfig
+from engine.preemption import StalledRequest
 from engine.request import Request, RequestStatus
 
 
@@ -22,7 +23,7 @@ class SchedulerOutput:
     """`stalled`: active requests that got no blocks, in scheduling order."""
 
     scheduled: list[ScheduledRequest] = field(default_factory=list)
-    stalled: list[Request] = field(default_factory=list)
+    stalled: list[StalledRequest] = field(default_factory=list)
     allocation_failed: bool = False
 
     @property
@@ -131,7 +132,7 @@ class FIFOScheduler:
         if not self._take_blocks(request, request.computed + count):
             output.allocation_failed = True
             if request.id in self.active:
-                output.stalled.append(request)
+                output.stalled.append(self._stalled(request, request.computed + count))
             return False
         budget.spend(count, request.computed)
         self._mark_scheduled(request, count)
@@ -145,6 +146,10 @@ class FIFOScheduler:
             return False
         self._allocator.grow(request.owner, wanted)
         return True
+
+    def _stalled(self, request: Request, tokens: int) -> StalledRequest:
+        held, missing = self._allocator.blocks(request.owner), self._allocator.missing(request.owner, tokens)
+        return StalledRequest(request, len(held), missing)
 
     def _mark_scheduled(self, request: Request, count: int) -> None:
         ends = count == request.remaining and not request.prefill_only

@@ -1,0 +1,146 @@
+"""Which models are taken, which are refused and why, and how the progress word moves while one runs."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import DeepseekV2Config, Gemma3TextConfig, LlamaConfig, MistralConfig, Qwen2Config
+
+from engine.attention.torch_paged import TorchPagedAttention
+from engine.cache_pool import CachePool
+from engine.errors import IncompleteModel, UnsupportedModel
+from engine.forward_batch import BatchRow, ForwardBatch
+from engine.kv_cache import PagedKVCache
+from engine.model_runner import ModelRunner
+from engine.models.binding import BoundModel
+from engine.models.families import check_supported
+from engine.models.loading import load_model
+from engine.progress import ProgressWord
+from tests.engine.driving import model_engine, prefill_request, run
+from tests.engine.tiny_models import prompt_of, save_tiny_model
+
+
+def edit_config(directory: Path, **changes: Any) -> None:
+    path = directory / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        (Gemma3TextConfig(), "family"),
+        (DeepseekV2Config(), "MLA"),
+        (MistralConfig(sliding_window=128), "sliding window of 128"),
+        (Qwen2Config(use_sliding_window=True, max_window_layers=1), "sliding_attention"),
+        (LlamaConfig(rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}), "dynamic"),
+    ],
+)
+def test_models_that_would_be_computed_wrongly_are_refused_with_the_reason(config: Any, reason: str) -> None:
+    with pytest.raises(UnsupportedModel, match=reason):
+        check_supported(config)
+
+
+@pytest.mark.parametrize("config", [LlamaConfig(), MistralConfig(sliding_window=None), Qwen2Config()])
+def test_plain_full_attention_is_taken(config: Any) -> None:
+    check_supported(config)
+
+
+def test_a_refusal_comes_before_the_weights_are_read(tmp_path: Path) -> None:
+    directory = save_tiny_model(tmp_path / "m", "mistral")
+    edit_config(directory, sliding_window=64)
+    (directory / "model.safetensors").write_bytes(b"not weights")
+    with pytest.raises(UnsupportedModel, match="sliding"):
+        load_model(directory)
+
+
+def test_an_incomplete_directory_is_refused_by_what_is_missing(tmp_path: Path) -> None:
+    with pytest.raises(IncompleteModel, match="not a directory"):
+        load_model(tmp_path / "nowhere")
+    with pytest.raises(IncompleteModel, match=r"config\.json, model\.safetensors"):
+        load_model(tmp_path)
+    index = {"weight_map": {"a": "part-1.safetensors", "b": "part-2.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "part-1.safetensors").write_bytes(b"")
+    with pytest.raises(IncompleteModel, match=r"lacks part-2\.safetensors"):
+        load_model(tmp_path)
+
+
+def test_weights_that_lack_a_tensor_are_refused_rather_than_made_up(tmp_path: Path) -> None:
+    directory = save_tiny_model(tmp_path / "m")
+    weights = load_file(directory / "model.safetensors")
+    del weights["model.layers.1.mlp.up_proj.weight"]
+    save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(IncompleteModel, match=r"layers\.1\.mlp\.up_proj"):
+        load_model(directory)
+
+
+def test_an_unknown_dtype_is_refused(tiny_llama: Path) -> None:
+    with pytest.raises(UnsupportedModel, match="int4"):
+        load_model(tiny_llama, dtype="int4")
+
+
+def test_end_tokens_come_from_both_configurations(tmp_path: Path) -> None:
+    directory = save_tiny_model(tmp_path / "m")
+    edit_config(directory, eos_token_id=3)
+    (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": [5, 7]}))
+    assert load_model(directory).eos_token_ids == {3, 5, 7}
+
+
+def test_without_a_head_only_the_base_model_is_loaded(tiny_llama: Path) -> None:
+    names = [name for name, _ in load_model(tiny_llama, head=False).model.named_parameters()]
+    assert names
+    assert not any("lm_head" in name for name in names)
+
+
+def test_the_layout_is_the_models(tiny_llama: Path) -> None:
+    layout = load_model(tiny_llama).layout(page_size=16)
+    assert (layout.layers, layout.kv_heads, layout.head_dim, layout.dtype) == (3, 4, 8, "float32")
+
+
+def test_the_word_advances_once_per_layer_and_forward(tiny_llama: Path) -> None:
+    engine = model_engine(tiny_llama, max_batch_tokens=8, head=False)
+    address = engine.progress.address
+    engine.add(prefill_request("P", prompt_of(20)))
+    values = []
+    while engine.has_work:
+        engine.step()
+        values.append(engine.progress.value)
+    assert values == [3, 6, 9]
+    assert engine.progress.address == address
+    assert address % 4096 == 0
+
+
+def test_a_layers_kv_is_in_its_page_when_the_word_says_so(tiny_llama: Path) -> None:
+    loaded = load_model(tiny_llama, head=False)
+    pool = CachePool(loaded.layout(16), 2, debug_pages=True)
+    (block,) = pool.take(1)
+    seen: list[torch.Tensor] = []
+
+    class Watched(ProgressWord):
+        def advance(self) -> None:
+            super().advance()
+            seen.append(pool.pages[block, self.value - 1].clone())
+
+    backend = TorchPagedAttention(PagedKVCache(pool), torch.float32)
+    runner = ModelRunner(BoundModel(loaded.model, backend, Watched()), backend)
+    assert runner.run(ForwardBatch([BatchRow("P", 0, prompt_of(16), [block], None)])) == []
+    assert len(seen) == 3
+    for layer, page in enumerate(seen):
+        assert not page.isnan().any(), f"layer {layer} was not written yet"
+        assert torch.equal(page, pool.pages[block, layer])
+
+
+def test_prefill_writes_the_same_bytes_however_it_is_chunked(tiny_llama: Path) -> None:
+    """To float32's rounding: the values, slot by slot."""
+    pages = []
+    for chunk in (7, 64):
+        engine = model_engine(tiny_llama, page_size=4, max_batch_tokens=chunk, head=False)
+        engine.add(prefill_request("P", prompt_of(24)))
+        run(engine)
+        table = [entry["block"] for entry in engine.ledger() if entry["owner"] == "P"]
+        pages.append(engine.pool.pages[table].clone())
+    torch.testing.assert_close(pages[0], pages[1], rtol=1e-4, atol=1e-5)
