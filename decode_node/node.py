@@ -133,7 +133,7 @@ class DecodeNode:
         )
         self._upward.admission = self._admission
         self._links.deliver_to(self._pump, self._receiver)
-        view = NodeView(self._unhealthy, self._unready, self._gauges, self._counters, engine.ledger)
+        view = NodeView(self.unhealthy, self._unready, self._gauges, self._counters, engine.ledger)
         self._pages = StatusServer(membership.host, membership.status_port, node_pages(view))
         self._idle = threading.Event()
 
@@ -158,13 +158,14 @@ class DecodeNode:
         return self._idle.wait(grace_s)
 
     def close(self) -> None:
-        """In reverse: end the requests, fence the peers, close fabric and sockets."""
-        self._loop.submit(lambda _: self._admission.abort_all())
-        self._loop.stop()
+        """In reverse: end the requests, fence the peers, then close sockets, fabric and engine. A thread ends only
+        after those that post to it."""
+        self._loop.submit(lambda _: self._end_all())
         going = Failure(FailureCode.DRAINING, "the decode node is stopping")
         self._pump.submit(lambda: self._receiver.close_all(going))
-        self._pump.close()
         self._control.close()
+        self._pump.close()
+        self._loop.stop()
         self._pages.close()
         self._gates.close()
 
@@ -182,7 +183,7 @@ class DecodeNode:
             tokenizer=self._model.tokenizer,
             model=self._model.name,
             provider=self._fabric.provider,
-            ready=self._unhealthy() is None,
+            ready=self.unhealthy() is None,
             draining=self._admission.draining,
             local_prefill=self._local_prefill,
             page_size=engine.layout.page_size,
@@ -194,7 +195,14 @@ class DecodeNode:
             max_context=engine.max_context,
         )
 
-    def _unhealthy(self) -> str | None:
+    def resources(self) -> dict[str, float]:
+        """What must be back at its starting number once nothing runs: pages, slots, transfers, fabric objects."""
+        fabric = self._pump.count()
+        held = {"regions": fabric.regions, "expectations": fabric.expectations, "endpoints": fabric.endpoints}
+        return {**self._gauges(), **held}
+
+    def unhealthy(self) -> str | None:
+        """Why this process is of no use any more, or None."""
         if not self._loop.alive:
             return f"engine thread ended: {self._loop.error}"
         if not self._pump.alive:
@@ -252,6 +260,10 @@ class DecodeNode:
         self._admission.on_tick()
         if self._admission.draining and self._admission.jobs == 0:
             self._idle.set()
+
+    def _end_all(self) -> None:
+        self._admission.draining = True
+        self._admission.abort_all()
 
     def _start_draining(self) -> None:
         self._admission.draining = True

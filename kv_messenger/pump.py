@@ -67,6 +67,12 @@ class Pump:
         if not done.wait(CALL_TIMEOUT_S):
             raise PumpDead("the KV messenger thread did not answer")
 
+    def count(self) -> FabricCounters:
+        """The fabric's counters as of now. From any thread but the pump's."""
+        counts: list[FabricCounters] = []
+        self.call(lambda: counts.append(self._fabric.counters()))
+        return counts[0]
+
     def close(self) -> None:
         """Runs what was submitted, then ends the thread and closes the fabric: endpoints, regions, domain."""
         self._stopping = True

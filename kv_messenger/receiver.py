@@ -248,8 +248,7 @@ class Receiver:
         entry = self._known(refused.key)
         if entry is not None:
             self._do(entry, entry.transfer.on_refused(refused.failure))
-        if refused.failure.code is FailureCode.STALE_PEER and entry is not None:
-            self._renew(entry.fetch.peer.instance)
+            self._renew_if_stale(entry, refused.failure)
 
     def on_finished(self, finished: TransferFinished) -> None:
         self.owner.prefill_timed(finished.key, finished.times)
@@ -262,6 +261,7 @@ class Receiver:
         entry = self._known(stopped.key)
         if entry is not None:
             self._do(entry, entry.transfer.on_stopped(time.monotonic(), stopped.posted, stopped.failure))
+            self._renew_if_stale(entry, stopped.failure)
 
     # ---- from the pump ----
 
@@ -418,6 +418,13 @@ class Receiver:
             return
         log_event(log, "fencing", logging.WARNING, peer=peer.address.name, peer_instance=instance, reason=reason)
         self._renew(instance)
+
+    def _renew_if_stale(self, entry: _Entry, failure: Failure | None) -> None:
+        """The peer has no session for this landing (any more): it needs a fresh one, unless it got one already."""
+        peer = self._peers.get(entry.fetch.peer.instance)
+        stale = failure is not None and failure.code is FailureCode.STALE_PEER
+        if stale and peer is not None and peer.landing.id == entry.landing.id:
+            self._renew(entry.fetch.peer.instance)
 
     def _renew(self, instance: str) -> None:
         """Fence a live peer and greet it again on a fresh landing."""

@@ -223,9 +223,8 @@ class Sender:
                 self._do(self._transfers[key], self._transfers[key].on_batch_ended(event))
         elif isinstance(event, WritesFailed):
             key = self._by_handle.get(event.handle)
-            if key is not None and key in self._transfers:
-                failure = Failure(FailureCode.TRANSFER_FAILED, str(event.error)[:1000])
-                self._do(self._transfers[key], self._transfers[key].stop(failure))
+            if key is not None and key.instance in self._sessions:
+                self._lose(self._sessions[key.instance], str(event.error))
         elif isinstance(event, EndpointFailed):
             for session in [s for s in self._sessions.values() if s.endpoint.id == event.endpoint]:
                 self._lose(session, str(event.error))
@@ -277,11 +276,12 @@ class Sender:
         return self._transfers[key] if key is not None else None
 
     def _lose(self, session: _Session, reason: str) -> None:
+        """A failed write breaks its endpoint, so the whole session goes; a decode node that lives says Hello again."""
         self.counters.peers_lost += 1
         log_event(
             log, "decode node lost", logging.WARNING, peer=session.name, peer_instance=session.instance, reason=reason
         )
-        self._drop_session(session.instance, Failure(FailureCode.NODE_LOST, f"decode node lost: {reason}"[:1000]))
+        self._drop_session(session.instance, Failure(FailureCode.STALE_PEER, f"session lost: {reason}"[:1000]))
 
     def _drop_session(self, instance: str, failure: Failure) -> None:
         """Stop its transfers, then close its endpoint: the batches end with the next events, and release the pages."""

@@ -17,7 +17,8 @@ from protocol.logs import setup_logging
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """0 after a clean stop, 1 if it could not start (one line on stderr says why), 3 if work was cut off."""
+    """0 after a clean stop, 1 if it could not start (one line on stderr says why), 3 if work was cut off at the
+    end of the grace period, 4 if one of its threads died."""
     config = parse_config(sys.argv[1:] if argv is None else argv)
     setup_logging(config.membership.name)
     stop = StopSignal()
@@ -27,7 +28,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (EngineError, FabricError, ClusterKeyError, OSError) as error:
         sys.stderr.write(f"kvferry prefill: {error}\n")
         return 1
-    stop.wait()
+    broken = stop.wait_unless(node.unhealthy)
+    if broken is not None:
+        sys.stderr.write(f"kvferry prefill: {broken}; restart this node\n")
+        return 4
     drained = node.drain(config.drain_s)
     node.close()
     return 0 if drained else 3

@@ -15,7 +15,7 @@ from engine.engine import Engine
 from engine.loop import EngineLoop
 from fabric.api import MemoryRegion, TransferEngine
 from kv_messenger.pump import Pump
-from kv_messenger.sender import Sender
+from kv_messenger.sender import Sender, SenderCounters
 from prefill_node.engine_port import ChunkAnnouncer, PrefillEngine
 from prefill_node.server import DecodePeers
 from protocol.channel import ControlThread
@@ -28,6 +28,9 @@ from protocol.messages import Abort, DecodeRequest, Failure, FailureCode, NodeSt
 from protocol.node_pages import NodeView, node_pages
 from protocol.router_link import RouterLink
 from protocol.status_http import StatusServer
+
+STOP_S = 5.0
+"""For writes in flight to end after their endpoints were closed."""
 
 log = logging.getLogger(__name__)
 
@@ -78,7 +81,7 @@ class PrefillNode:
         engine.listener = self._announcer
         self._peers.deliver_to(self._pump, self._sender)
         self._router = RouterLink(self._control, self.status, self._on_router_message, on_lost=lambda: None)
-        view = NodeView(self._unhealthy, self._unready, self._gauges, self._counters, engine.ledger)
+        view = NodeView(self.unhealthy, self._unready, self._gauges, self._counters, engine.ledger)
         self._pages = StatusServer(membership.host, membership.status_port, node_pages(view))
 
     @property
@@ -106,12 +109,15 @@ class PrefillNode:
         return self._sender.wait_idle(grace_s)
 
     def close(self) -> None:
-        """In reverse: stop the transfers and tell their decode nodes, close engine, endpoints, fabric and sockets."""
+        """In reverse: stop the transfers and tell their decode nodes, then close sockets, engine and fabric. The
+        engine waits for the pump before each forward, so it ends first."""
+        self._prefills.draining = True
         going = Failure(FailureCode.DRAINING, "the prefill node is stopping")
         self._pump.call(lambda: self._sender.stop_all(going))
+        self._control.close()
+        self._sender.wait_idle(STOP_S)
         self._loop.stop()
         self._pump.close()
-        self._control.close()
         self._pages.close()
         self._gates.close()
 
@@ -129,7 +135,7 @@ class PrefillNode:
             tokenizer=self._model.tokenizer,
             model=self._model.name,
             provider=self._fabric.provider,
-            ready=self._unhealthy() is None,
+            ready=self.unhealthy() is None,
             draining=self._prefills.draining,
             local_prefill=False,
             page_size=engine.layout.page_size,
@@ -141,7 +147,18 @@ class PrefillNode:
             max_context=engine.max_context,
         )
 
-    def _unhealthy(self) -> str | None:
+    @property
+    def transfer_counters(self) -> SenderCounters:
+        return self._sender.counters
+
+    def resources(self) -> dict[str, float]:
+        """What must be back at its starting number once nothing runs: pages, transfers, fabric objects."""
+        fabric = self._pump.count()
+        held = {"regions": fabric.regions, "outstanding": fabric.outstanding, "armed": fabric.armed}
+        return {**self._gauges(), **held, "endpoints": fabric.endpoints}
+
+    def unhealthy(self) -> str | None:
+        """Why this process is of no use any more, or None."""
         if not self._loop.alive:
             return f"engine thread ended: {self._loop.error}"
         if not self._pump.alive:

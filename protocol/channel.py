@@ -72,6 +72,8 @@ class ControlThread:
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._thread = threading.Thread(target=self._run, name="control", daemon=True)
         self._stopping = False
+        self._closing = threading.Lock()
+        self._closed = False
         self.counters = ChannelCounters()
         self.longest_turn_s = 0.0
 
@@ -120,11 +122,13 @@ class ControlThread:
         self._thread.start()
 
     def post(self, action: Callable[[], None]) -> None:
-        """Run `action` on the control thread, in order. Raises ControlOverloaded if that thread hangs."""
+        """Run `action` on the control thread, in order; dropped once closed. Raises ControlOverloaded if it hangs."""
         if len(self._posted) >= MAX_POSTED:
             raise ControlOverloaded(f"the control thread has {MAX_POSTED} actions waiting")
-        self._posted.append(action)
-        os.eventfd_write(self._wake, 1)
+        with self._closing:
+            if not self._closed:
+                self._posted.append(action)
+                os.eventfd_write(self._wake, 1)
 
     def send(self, link: Link, message: msgspec.Struct, to: bytes = b"") -> None:
         def action() -> None:
@@ -144,7 +148,9 @@ class ControlThread:
         self._links.clear()
         self._gatekeeper.close()
         self._context.term()
-        os.close(self._wake)
+        with self._closing:
+            self._closed = True
+            os.close(self._wake)
 
     @property
     def alive(self) -> bool:

@@ -2,7 +2,11 @@
 
 import signal
 import threading
+from collections.abc import Callable
 from types import FrameType
+
+
+CHECK_S = 1.0
 
 
 class StopSignal:
@@ -13,8 +17,13 @@ class StopSignal:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._received)
 
-    def wait(self) -> None:
-        self._event.wait()
+    def wait_unless(self, broken: Callable[[], str | None]) -> str | None:
+        """Wait for the signal (None), or until `broken`, asked every second, gives a reason to stop at once."""
+        while not self._event.wait(CHECK_S):
+            reason = broken()
+            if reason is not None:
+                return reason
+        return None
 
     def _received(self, number: int, frame: FrameType | None) -> None:
         self._event.set()

@@ -57,7 +57,7 @@ class Cluster:
         self._stack.callback(self.router.close)
         self.prefill: list[PrefillNode] = []
         self.decode: list[DecodeNode] = []
-        self.engines: dict[str, Engine] = {}
+        self.fabrics: dict[str, TransferEngine] = {}
 
     def __enter__(self) -> "Cluster":
         return self
@@ -107,10 +107,16 @@ class Cluster:
         """Every page of every node is free again."""
         self.router.wait_for(lambda nodes: all(_at_rest(node) for node in nodes.values()))
 
+    def wait_at_rest(self) -> None:
+        """Nothing is open anywhere. Looked at with every NodeStatus, as pages are."""
+        nodes = (*self.prefill, *self.decode)
+        passing = ("transfers", "armed", "outstanding", "expectations")
+        self.router.wait_for(lambda _: not any(node.resources().get(name) for node in nodes for name in passing))
+
     def _build(self, name: str, options: EngineOptions, head: bool) -> tuple[Engine, TransferEngine]:
         engine = build_engine(options, head=head)
-        self.engines[name] = engine
-        return engine, self._open_fabric(name)
+        self.fabrics[name] = self._open_fabric(name)
+        return engine, self.fabrics[name]
 
     def _gate(self, name: str) -> Gates:
         return Gates(str(self._gates / name) if self._gates else None)
