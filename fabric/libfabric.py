@@ -95,7 +95,7 @@ class LibfabricEngine(TransferEngine):
         self._ffi, self._lib = core()
         self._raw = raw
         self.provider = provider
-        self.fence_needs_dead_peer = provider.endswith(";ofi_rxm")
+        self.fence_needs_dead_peer = bool(self._lib.kf_closes_dead_only(raw))
         self._ids = count(1)
         self._regions: dict[int, Any] = {}
         self._endpoints: dict[int, _Opened] = {}
@@ -116,6 +116,7 @@ class LibfabricEngine(TransferEngine):
         return self._raw
 
     def register(self, address: int, length: int) -> MemoryRegion:
+        paged.check_memory(address, length)
         raw = self._lib.kf_register(self._open(), address, length, secrets.randbits(64), self._error)
         if raw == self._ffi.NULL:
             soft, hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)

@@ -1,9 +1,13 @@
 """The compiled core, loaded on first use, and its records turned into ours."""
 
+import os
 from functools import cache
 from typing import Any, NamedTuple
 
 from fabric.errors import FabricUnavailable, OperationError
+
+# libfabric loads the PSM libraries where they are installed; their SIGSEGV handler would turn a crash into exit(1)
+_NO_CRASH_HANDLERS = ("IPATH_NO_BACKTRACE", "HFI_NO_BACKTRACE")
 
 
 class Core(NamedTuple):
@@ -16,6 +20,8 @@ class Core(NamedTuple):
 @cache
 def core() -> Core:
     """Raises FabricUnavailable where the extension was not built or libfabric cannot be loaded."""
+    for name in _NO_CRASH_HANDLERS:
+        os.environ.setdefault(name, "1")
     try:
         from fabric import _core
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""The address arithmetic of `PageWrites`, and its bounds. Pure."""
+"""The address arithmetic of `PageWrites`, and the bounds of what callers hand in. Pure."""
 
 from collections.abc import Iterator, Sequence
 
@@ -24,6 +24,12 @@ def check(batch: PageWrites) -> None:
     _check_side(
         "target", batch.target_indices, batch.target_stride, batch.target_offset, batch.length, batch.target.length
     )
+
+
+def check_memory(address: int, length: int) -> None:
+    """Raises FabricUsageError for what cannot be memory."""
+    if address <= 0 or length <= 0:
+        raise FabricUsageError(f"{length} bytes at {address:#x} are no memory")
 
 
 def check_word(address: int) -> None:

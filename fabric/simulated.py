@@ -13,7 +13,7 @@ from itertools import count
 from fabric import paged
 from fabric.api import Event, FabricCounters, Landing, MemoryRegion, PageWrites, RemoteRegion, Sending, TransferEngine
 from fabric.counting import ImmediateCounter
-from fabric.errors import EndpointClosed, FabricUsageError, OperationError, RegistrationFailed
+from fabric.errors import EndpointClosed, FabricUsageError, OperationError
 from fabric.faults import Faults
 from fabric.immediates import pack
 from fabric.limits import Limits
@@ -70,10 +70,9 @@ class SimulatedEngine(TransferEngine):
     # Memory and endpoints.
 
     def register(self, address: int, length: int) -> MemoryRegion:
+        paged.check_memory(address, length)
         with self._network.lock:
             self._check_open()
-            if not address or length <= 0:
-                raise RegistrationFailed(f"{length} bytes at {address:#x} are no memory")
             remote = RemoteRegion(self._network.new_key(), address, length)
             region = MemoryRegion(next(self._ids), address, length, remote)
             self._regions[region.id] = region

@@ -69,6 +69,7 @@ uint32_t kf_libfabric_version(void);
 int kf_providers(const char *node, char *names, size_t size);
 kf_engine *kf_open(const kf_options *options, kf_error *error);
 int kf_delivery_complete(const kf_engine *engine);
+int kf_closes_dead_only(const kf_engine *engine);
 void kf_close(kf_engine *engine);
 kf_region *kf_register(kf_engine *engine, uint64_t address, uint64_t length, uint64_t key, kf_error *error);
 uint64_t kf_region_key(const kf_region *region);

@@ -150,6 +150,7 @@ void kf_fire_words(kf_engine *engine, int64_t now);
 
 /* posting.c */
 bool kf_post_all(kf_engine *engine, int64_t now);
+bool kf_drain(kf_engine *engine, kf_endpoint *endpoint, int64_t now);
 bool kf_drain_all(kf_engine *engine, int64_t now);
 int64_t kf_next_retry(const kf_engine *engine);
 

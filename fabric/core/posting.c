@@ -148,7 +148,7 @@ static void kf_read_success(kf_engine *engine, kf_endpoint *endpoint, const stru
     }
 }
 
-static bool kf_drain(kf_engine *engine, kf_endpoint *endpoint, int64_t now) {
+bool kf_drain(kf_engine *engine, kf_endpoint *endpoint, int64_t now) {
     struct fi_cq_data_entry entries[KF_CQ_BATCH];
     bool any = false;
     for (int round = 0; round < KF_CQ_ROUNDS; round++) {

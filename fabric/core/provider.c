@@ -119,6 +119,14 @@ static int kf_open_wait(kf_engine *engine, kf_error *error) {
     return 0;
 }
 
+/* A provider is usable if an endpoint opens: an address that is not ours is noticed only there. */
+static int kf_try_endpoint(kf_engine *engine, kf_error *error) {
+    kf_endpoint *endpoint = kf_open_landing(engine, 0, error);
+    if (!endpoint) return -1;
+    kf_close_endpoint(engine, endpoint);
+    return 0;
+}
+
 kf_engine *kf_open(const kf_options *options, kf_error *error) {
     kf_engine *engine = calloc(1, sizeof *engine);
     if (!engine) return kf_set_error(error, "calloc", ENOMEM), NULL;
@@ -130,7 +138,7 @@ kf_engine *kf_open(const kf_options *options, kf_error *error) {
                         &engine->ready_endpoints, &engine->ready_batches};
     for (size_t i = 0; i < sizeof heads / sizeof *heads; i++) kf_node_init(heads[i]);
     for (int i = 0; i < KF_SLOTS; i++) kf_node_init(&engine->slots[i].ready);
-    if (kf_open_wait(engine, error) || kf_open_domain(engine, error)) {
+    if (kf_open_wait(engine, error) || kf_open_domain(engine, error) || kf_try_endpoint(engine, error)) {
         kf_close(engine);
         return NULL;
     }
@@ -138,6 +146,9 @@ kf_engine *kf_open(const kf_options *options, kf_error *error) {
 }
 
 int kf_delivery_complete(const kf_engine *engine) { return engine->delivery_complete; }
+
+/* Whether a landing may be closed only once its peer's process is dead. */
+int kf_closes_dead_only(const kf_engine *engine) { return strstr(engine->options.provider, ";ofi_rxm") != NULL; }
 
 /* Endpoints first, then what they stand on. Batches whose events were never read are freed here. */
 void kf_close(kf_engine *engine) {

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from fabric.api import Arrived, Event, WritesEnded
+from fabric.api import Arrived, EndpointFailed, Event, WritesEnded
 from fabric.errors import FabricUsageError
 from fabric.immediates import pack
 from fabric.libfabric import LibfabricEngine, open_engine
@@ -175,5 +175,6 @@ def test_endpoints_that_come_and_go_leave_no_descriptor(provider: str) -> None:
     for _ in range(20):
         once()
     assert census() == before
+    assert receiver.of(EndpointFailed) == []  # a peer that closes after its last write did not fail
     for party in (sender, receiver):
         party.engine.close()

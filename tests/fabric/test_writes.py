@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from fabric.api import EndpointFailed, PageWrites, RemoteRegion, WritesEnded, WritesFailed
 from fabric.errors import EndpointClosed, FabricUsageError
 from fabric.immediates import MAX_GENERATION, pack
+from fabric.limits import Limits
 from tests.fabric.conftest import Fabric, Link
 from tests.fabric.party import Bytes, drive, pages, settle
 
@@ -202,3 +203,21 @@ def test_closing_a_sending_endpoint_ends_what_was_in_flight(fabric: Fabric) -> N
     assert link.sender.engine.counters().outstanding == 0
     fabric.resume(link.receiver)
     settle(*link.both)
+
+
+@pytest.mark.parametrize("address", [b"", b"short", bytes(16), bytes(500)])
+def test_an_address_that_is_none_makes_an_endpoint_that_fails(fabric: Fabric, address: bytes) -> None:
+    """It came in a peer's message: not our caller's mistake."""
+    sender = fabric.party(Limits(connect_seconds=0.3))
+    _, region = sender.memory(PAGE)
+    sending = sender.engine.connect("peer", address)
+    handle = sender.engine.write(sending, pages(region, RemoteRegion(1, 0, PAGE), [0], PAGE, 1))
+    drive(sender, until=lambda: bool(sender.of(EndpointFailed)) and bool(sender.of(WritesEnded)))
+    (ended,) = sender.of(WritesEnded)
+    assert ended.handle == handle and ended.completed == 0 and ended.error
+
+
+@pytest.mark.parametrize("address, length", [(0, 10), (4096, 0), (4096, -1)])
+def test_what_cannot_be_memory_is_not_registered(fabric: Fabric, address: int, length: int) -> None:
+    with pytest.raises(FabricUsageError):
+        fabric.party().engine.register(address, length)

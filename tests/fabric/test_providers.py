@@ -1,0 +1,77 @@
+"""Choosing a provider: the best that opens, or exactly the one that was named, or the reason."""
+
+import sys
+
+import pytest
+
+from fabric import native
+from fabric.errors import FabricError, FabricUnavailable, FabricUsageError, OperationError, RegistrationFailed
+from fabric.libfabric import PREFERENCE, open_engine, providers, version
+
+
+def test_the_version_and_the_providers_are_known() -> None:
+    major, minor = map(int, version().split("."))
+    assert (major, minor) >= (1, 15)
+    found = providers()
+    assert {"net", "tcp;ofi_rxm"} <= set(found) or "tcp" in found
+    assert found == [name for name in PREFERENCE if name in found]
+
+
+def test_the_best_provider_is_taken_when_none_is_named() -> None:
+    engine = open_engine()
+    assert engine.provider == providers()[0]
+    engine.close()
+
+
+def test_a_named_provider_is_taken_exactly(provider: str) -> None:
+    engine = open_engine(provider)
+    assert engine.provider == provider
+    assert engine.delivery_complete
+    assert engine.fence_needs_dead_peer == (provider == "tcp;ofi_rxm")
+    engine.close()
+
+
+@pytest.mark.parametrize("name", ["nonsense", "efa", "verbs"])
+def test_a_named_provider_that_is_missing_is_refused_with_what_there_is(name: str) -> None:
+    with pytest.raises(FabricUnavailable, match=rf"{name}.*usable there: .*{providers()[0]}"):
+        open_engine(name)
+
+
+def test_an_interface_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(FabricUnavailable, match=r"203\.0\.113\.9"):
+        open_engine("net", node="203.0.113.9")
+
+
+def test_endpoints_are_bound_to_the_interface(provider: str) -> None:
+    engine = open_engine(provider, node="127.0.0.1")
+    address = engine.open_landing("peer").address
+    assert bytes([127, 0, 0, 1]) in address
+    engine.close()
+
+
+def test_keys_are_random(provider: str) -> None:
+    engine = open_engine(provider)
+    data = bytearray(4096)
+    ffi = native.core().ffi
+    at = int(ffi.cast("uintptr_t", ffi.from_buffer(data)))
+    keys = {engine.register(at, 4096).remote.key for _ in range(8)}
+    assert len(keys) == 8 and max(keys) > 1 << 32
+    engine.close()
+
+
+def test_without_the_extension_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "fabric._core", None)
+    monkeypatch.delattr("fabric._core", raising=False)
+    native.core.cache_clear()
+    for call in (version, providers, open_engine):
+        with pytest.raises(FabricUnavailable, match="libfabric-dev"):
+            call()
+    native.core.cache_clear()
+
+
+def test_errors_are_one_tree_and_operation_errors_say_all_they_know() -> None:
+    for kind in (FabricUnavailable, FabricUsageError, RegistrationFailed):
+        assert issubclass(kind, FabricError)
+    error = OperationError("fi_cq_read", 104, "Connection reset by peer", "", "decode-1")
+    assert str(error) == "fi_cq_read to decode-1: Connection reset by peer [104]"
+    assert "why" in str(OperationError("fi_cq_read", 5, "I/O", "why", "p"))
