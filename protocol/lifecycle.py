@@ -5,7 +5,6 @@ import threading
 from collections.abc import Callable
 from types import FrameType
 
-
 CHECK_S = 1.0
 
 

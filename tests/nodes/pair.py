@@ -109,9 +109,12 @@ class Cluster:
 
     def wait_at_rest(self) -> None:
         """Nothing is open anywhere. Looked at with every NodeStatus, as pages are."""
-        nodes = (*self.prefill, *self.decode)
         passing = ("transfers", "armed", "outstanding", "expectations")
-        self.router.wait_for(lambda _: not any(node.resources().get(name) for node in nodes for name in passing))
+        self.router.wait_for(lambda _: not any(held.get(name) for held in self.resources() for name in passing))
+
+    def resources(self) -> list[dict[str, float]]:
+        """Of every node: what must be back at its starting number once nothing runs."""
+        return [node.resources() for node in self.prefill] + [node.resources() for node in self.decode]
 
     def _build(self, name: str, options: EngineOptions, head: bool) -> tuple[Engine, TransferEngine]:
         engine = build_engine(options, head=head)
