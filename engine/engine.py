@@ -5,7 +5,6 @@ One thread owns it (see `loop`); every method is for that thread, except where i
 
 import logging
 import random
-import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -13,11 +12,11 @@ from typing import Any
 from engine.allocators import FullAttentionCacheAllocator
 from engine.cache_pool import CachePool
 from engine.config import ContinuousBatchingConfig
-from engine.errors import InvalidRequest, NoRoom, UnknownRequest
-from engine.forward_batch import BatchRow, ForwardBatch, SampleKey
+from engine.errors import ForwardFailed, InvalidRequest, NoRoom, UnknownRequest
+from engine.forward import ForwardPass, Sampled
 from engine.limits import Limits
 from engine.model_runner import Runner
-from engine.outputs import Ended, EngineListener, NewToken, PrefillChunk, StepOutput
+from engine.outputs import Ended, EngineListener, NewToken, StepOutput
 from engine.preemption import choose_victims
 from engine.progress import ProgressWord
 from engine.request import Owner, Request, RequestStatus
@@ -57,9 +56,9 @@ class Engine:
         self.limits = limits
         self.listener = listener
         self.counters = EngineCounters()
-        self._runner = runner
         self._allocator = FullAttentionCacheAllocator(pool)
         self._scheduler = FIFOScheduler(config, self._allocator)
+        self._forward_pass = ForwardPass(runner, self._allocator, progress)
         self._requests: dict[str, Request] = {}
         self._remote: dict[str, Request] = {}
         self._output = StepOutput()
@@ -218,7 +217,7 @@ class Engine:
         scheduled = self._schedule()
         self._settled = not scheduled
         if scheduled:
-            self._forward(scheduled, self._assemble(scheduled))
+            self._forward(scheduled)
         output, self._output = self._output, StepOutput()
         return output
 
@@ -261,62 +260,24 @@ class Engine:
         self._scheduler.reset(request)
         log.info("soft reset of request %s at %d tokens", request.id, len(request.tokens))
 
-    def _assemble(self, scheduled: Sequence[ScheduledRequest]) -> ForwardBatch:
-        rows = []
-        for item in scheduled:
-            request, end = item.request, item.start + item.count
-            request.computed = end
-            key = None
-            if request.remaining == 0 and not request.prefill_only:
-                key = SampleKey(request.sampling, request.seed, end)
-            tokens = request.tokens[item.start : end]
-            rows.append(BatchRow(request.id, item.start, tokens, self._allocator.blocks(request.owner), key))
-        return ForwardBatch(rows)
-
-    def _forward(self, scheduled: Sequence[ScheduledRequest], batch: ForwardBatch) -> None:
-        chunks = self._announce(scheduled)
-        started = time.monotonic_ns()
+    def _forward(self, scheduled: Sequence[ScheduledRequest]) -> None:
         try:
-            tokens = self._runner.run(batch)
-        except Exception as error:
-            log.exception("a forward of %d tokens failed", batch.num_tokens)
-            self._fail_batch(scheduled, chunks, f"{type(error).__name__}: {error}")
+            sampled = self._forward_pass.run(scheduled, self.listener)
+        except ForwardFailed as error:
+            self.counters.failed_batches += 1
+            for item in scheduled:
+                self._fail(item.request, FailureCode.INTERNAL, str(error))
             return
-        if chunks and self.listener:
-            self.listener.forward_ended(chunks, started, time.monotonic_ns())
         self.counters.batches += 1
-        self._update(scheduled, batch, tokens)
+        for item in scheduled:
+            self._update(item.request, sampled)
 
-    def _announce(self, scheduled: Sequence[ScheduledRequest]) -> list[PrefillChunk]:
-        """Read the word anew for each forward: one that failed has left it part of the way."""
-        if self.listener is None:
-            return []
-        first = self.progress.value + 1
-        chunks = [
-            PrefillChunk(
-                request_id=item.request.id,
-                start=item.start,
-                end=item.start + item.count,
-                total=len(item.request.tokens),
-                blocks=tuple(self._allocator.blocks(item.request.owner)),
-                first_threshold=first,
-            )
-            for item in scheduled
-            if item.request.prefill_only
-        ]
-        if chunks:
-            self.listener.before_forward(chunks)
-        return chunks
-
-    def _update(self, scheduled: Sequence[ScheduledRequest], batch: ForwardBatch, tokens: Sequence[int | None]) -> None:
-        sampled = iter(tokens)
-        for item, row in zip(scheduled, batch.rows, strict=True):
-            request = item.request
-            if row.sample:
-                self._append(request, next(sampled))
-            elif request.remaining == 0:
-                self._retire(request, RequestStatus.FINISHED)
-                self._output.prefilled.append(request.id)
+    def _update(self, request: Request, sampled: Sampled) -> None:
+        if request.id in sampled:
+            self._append(request, sampled[request.id])
+        elif request.remaining == 0:
+            self._retire(request, RequestStatus.FINISHED)
+            self._output.prefilled.append(request.id)
 
     def _append(self, request: Request, token: int | None) -> None:
         if token is None:
@@ -336,13 +297,6 @@ class Engine:
         request.seed = self._seeds.getrandbits(63) if seed is None else seed
         self._requests[request.id] = request
         self._settled = False
-
-    def _fail_batch(self, scheduled: Sequence[ScheduledRequest], chunks: Sequence[PrefillChunk], error: str) -> None:
-        self.counters.failed_batches += 1
-        if chunks and self.listener:
-            self.listener.forward_failed(chunks, error)
-        for item in scheduled:
-            self._fail(item.request, FailureCode.INTERNAL, error)
 
     def _fail(self, request: Request, code: FailureCode, message: str) -> None:
         failure = Failure(code, f"request {request.id!r} failed: {message}"[:1000])

@@ -9,7 +9,8 @@ EngineError
 |- ModelRefused             choose another model directory
 |  |- UnsupportedModel      this engine cannot run it correctly
 |  `- IncompleteModel       files are missing
-|- PoisonBroken             a bug: somebody wrote to a free page
+|- ForwardFailed            fail the requests of that batch
+    |- PoisonBroken             a bug: somebody wrote to a free page
 `- LoopStopped              the engine's thread has ended; restart the node
 """
 
@@ -48,6 +49,10 @@ class UnsupportedModel(ModelRefused):
 
 class IncompleteModel(ModelRefused):
     """The directory lacks files."""
+
+
+class ForwardFailed(EngineError):
+    """The device raised while a batch ran."""
 
 
 class PoisonBroken(EngineError):

@@ -17,6 +17,10 @@ class ScheduledRequest:
     start: int
     count: int
 
+    @property
+    def end(self) -> int:
+        return self.start + self.count
+
 
 @dataclass
 class SchedulerOutput:
