@@ -9,7 +9,7 @@ from protocol.gates import Gates
 from protocol.logs import event
 from protocol.messages import FinishReason, Ledger
 from router.dispatch import Dispatcher
-from router.job import Ended, Job, Restarted, Times, Tokens
+from router.job import Ended, Idle, Job, Restarted, Times, Tokens
 from router.metrics import Metrics, Outcome
 from router.run import Run
 from router.text_output import TextOutput
@@ -48,20 +48,30 @@ class TextEnded:
     times: Times
 
 
-TextEvent = TextDelta | TextRestarted | TextEnded
+@dataclass(frozen=True, slots=True)
+class TextIdle:
+    """Nothing came for a while; it goes on."""
+
+
+TextEvent = TextDelta | TextRestarted | TextIdle | TextEnded
 
 
 class TextGenerator:
-    """`gates`: the tests' pause points."""
+    """`idle_s`: silence after which TextIdle is said. `gates`: the tests' pause points."""
 
-    def __init__(self, dispatcher: Dispatcher, tokenizer: Tokenizer, gates: Gates) -> None:
+    def __init__(self, dispatcher: Dispatcher, tokenizer: Tokenizer, idle_s: float, gates: Gates) -> None:
         self._dispatcher = dispatcher
         self._tokenizer = tokenizer
+        self._idle_s = idle_s
         self._gates = gates
+
+    def check_room(self) -> None:
+        """Raises RequestFailed where a request would be refused because so many wait: ask before any work for it."""
+        self._dispatcher.queue.check_room()
 
     async def generate(self, request: TextRequest) -> AsyncGenerator[TextEvent, None]:
         """Ends with TextEnded, or raises RequestFailed. Closing it earlier aborts the request."""
-        run = Run(self._dispatcher, request.job)
+        run = Run(self._dispatcher, request.job, self._idle_s)
         output = TextOutput(self._tokenizer, request.stops)
         with _Booking(self._dispatcher.metrics, run):
             async with run:
@@ -69,6 +79,9 @@ class TextGenerator:
                     if isinstance(said, Restarted):
                         output = TextOutput(self._tokenizer, request.stops)
                         yield TextRestarted()
+                        continue
+                    if isinstance(said, Idle):
+                        yield TextIdle()
                         continue
                     text = output.feed(said.ids) if isinstance(said, Tokens) else output.finish()
                     if text:

@@ -44,4 +44,9 @@ class Ended:
     ledger: Ledger
 
 
-RunEvent = Tokens | Restarted | Ended
+@dataclass(frozen=True, slots=True)
+class Idle:
+    """Nothing came for a while; it goes on."""
+
+
+RunEvent = Tokens | Restarted | Idle | Ended

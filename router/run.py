@@ -15,8 +15,8 @@ from protocol.logs import event
 from protocol.messages import Failure, FailureCode, FinishReason, Ledger, RequestEnded, TokenDelta
 from router.attempt import Attempt
 from router.dispatch import Dispatcher
-from router.job import Ended, Job, Restarted, RunEvent, Times, Tokens
-from router.queueing import RequestFailed
+from router.job import Ended, Idle, Job, Restarted, RunEvent, Times, Tokens
+from router.queueing import RequestFailed, Turn
 
 MAX_ATTEMPTS = 2
 LAST_WORD_S = 2.0
@@ -40,20 +40,22 @@ log = logging.getLogger(__name__)
 
 
 class Run:
-    """`async with Run(dispatcher, job) as run: async for event in run: ...`
+    """`async with Run(dispatcher, job, idle_s) as run: async for event in run: ...`
 
-    Exactly one outcome: the iteration ends with Ended, or raises RequestFailed, or is left early. `tokens_shown` is
-    set by the reader once the client has seen any of the tokens: no second attempt from then on.
+    Says Idle after each `idle_s` in which nothing came. Exactly one outcome: the iteration ends with Ended, or raises
+    RequestFailed, or is left early. `tokens_shown` is set by the reader once the client has seen any of the tokens: no
+    second attempt from then on.
     """
 
-    def __init__(self, dispatcher: Dispatcher, job: Job) -> None:
+    def __init__(self, dispatcher: Dispatcher, job: Job, idle_s: float) -> None:
         self.job = job
         self.times = Times(job.received_at)
         self.tokens_shown = False
         self._dispatcher = dispatcher
         self._attempt: Attempt | None = None
+        self._idle_s = idle_s
         self._tried: set[str] = set()
-        self._inside = False
+        self._turn: Turn | None = None
         self._ended = False
 
     async def __aenter__(self) -> Self:
@@ -63,9 +65,8 @@ class Run:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._leave_attempt()
-        if self._inside:
-            self._inside = False
-            self._dispatcher.queue.leave()
+        if self._turn is not None:
+            self._dispatcher.queue.leave(self._turn)
 
     def __aiter__(self) -> Self:
         return self
@@ -74,10 +75,13 @@ class Run:
         """Raises RequestFailed."""
         if self._ended:
             raise StopAsyncIteration
-        if not self._inside:
-            await self._enter()
+        if self._attempt is None:
+            if not await self._has_turn():
+                return Idle()
             self._start()
         said = await self._next()
+        if said is None:
+            return Idle()
         if isinstance(said, TokenDelta):
             self._note_tokens(said)
             return Tokens(said.tokens)
@@ -107,33 +111,42 @@ class Run:
         """On the clock of `times`."""
         return self._dispatcher.clock()
 
-    @property
-    def _left_s(self) -> float:
-        return self.job.deadline - self.now()
+    def _patience_s(self) -> float:
+        """How long to wait for the next thing. Raises RequestFailed once the deadline has passed."""
+        left = self.job.deadline - self.now()
+        if left <= 0:
+            raise RequestFailed(DEADLINE_PASSED)
+        return min(left, self._idle_s)
 
-    async def _enter(self) -> None:
-        try:
-            async with asyncio.timeout(self._left_s):
-                await self._dispatcher.queue.enter()
-                self._inside = True
-        except TimeoutError:
-            raise RequestFailed(DEADLINE_PASSED) from None
+    async def _has_turn(self) -> bool:
+        """False if it is still waiting after the idle time."""
+        if self._turn is None:
+            self._turn = self._dispatcher.queue.join()
+        if not self._turn.done():
+            await asyncio.wait({self._turn}, timeout=self._patience_s())
+        if not self._turn.done():
+            self._patience_s()
+            return False
+        self._turn.result()
+        return True
 
     def _start(self) -> None:
         self._attempt = self._dispatcher.start(self.job, self._tried)
         self._tried.add(self._attempt.decode)
         self.times.sent = self.now()
 
-    async def _next(self) -> TokenDelta | RequestEnded | Failure:
+    async def _next(self) -> TokenDelta | RequestEnded | Failure | None:
+        """None if nothing came in the idle time."""
         assert self._attempt is not None
         inbox = self._attempt.inbox
         if not inbox.empty():
             return inbox.get_nowait()
         try:
-            async with asyncio.timeout(self._left_s):
+            async with asyncio.timeout(self._patience_s()):
                 return await inbox.get()
         except TimeoutError:
-            raise RequestFailed(DEADLINE_PASSED) from None
+            self._patience_s()
+            return None
 
     def _note_tokens(self, said: TokenDelta) -> None:
         assert self._attempt is not None

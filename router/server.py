@@ -47,7 +47,7 @@ class Router:
         self._events = NodeEvents(self._channel, membership, dispatcher)
         tokenizer = model.tokenizer()
         prompts = Prompts(tokenizer, lambda: membership.max_context(model.max_context), config.default_max_tokens)
-        serving = Serving(config, prompts, TextGenerator(dispatcher, tokenizer, self._gates))
+        serving = Serving(config, prompts, TextGenerator(dispatcher, tokenizer, config.keep_alive_s, self._gates))
         operations = Operations(membership, dispatcher, lambda: self._events.alive)
         app = create_app(serving, operations, ApiKeys(api_keys), metrics, config.served_model)
         self._http = _HttpServer(_uvicorn_config(app, config))

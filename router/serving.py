@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from router.config import RouterConfig
 from router.disconnect import unless_gone
-from router.generation import TextDelta, TextEnded, TextGenerator, TextRequest, TextRestarted
+from router.generation import TextDelta, TextEnded, TextGenerator, TextIdle, TextRequest, TextRestarted
 from router.job import Job
 from router.ledger import HEADER as LEDGER_HEADER
 from router.ledger import report
@@ -23,7 +23,7 @@ from router.openai.completions import parse_completion
 from router.openai.generation_fields import GenerationFields
 from router.openai.json_body import read_object
 from router.openai.replies import ChatShape, CompletionShape, Reply, Shape, Usage
-from router.openai.sse import DONE, EventStream, LateStart, event_bytes
+from router.openai.sse import DONE, KEEP_ALIVE, EventStream, event_bytes, first_event
 from router.prompts import Prompts
 from router.queueing import RequestFailed
 from router.request_id import STATE
@@ -65,6 +65,7 @@ class Serving:
     async def chat(self, request: Request) -> Response:
         """Raises ApiError, ClientGone, ClientDisconnect."""
         received_at = self._clock()
+        self._check_room()
         parsed = parse_chat(await read_object(request, self._config.max_body_bytes))
         self._check_model(parsed.model)
         prompt = await self._prompts.of_chat(parsed)
@@ -73,11 +74,19 @@ class Serving:
     async def complete(self, request: Request) -> Response:
         """Raises ApiError, ClientGone, ClientDisconnect."""
         received_at = self._clock()
+        self._check_room()
         parsed = parse_completion(await read_object(request, self._config.max_body_bytes))
         self._check_model(parsed.model)
         prompt = await self._prompts.of_completion(parsed)
         exchange = self._exchange(request, CompletionShape(), parsed.generation, prompt, received_at)
         return await self._answer(request, exchange)
+
+    def _check_room(self) -> None:
+        """First of all: under overload the refusal must cost next to nothing."""
+        try:
+            self._generator.check_room()
+        except RequestFailed as failed:
+            raise errors.of_failure(failed.failure, "") from failed
 
     def _check_model(self, model: str) -> None:
         if model != self._config.served_model:
@@ -104,9 +113,9 @@ class Serving:
     async def _answer(self, request: Request, exchange: _Exchange) -> Response:
         if not exchange.text_request.shows_text_early:
             return await unless_gone(request.receive, self._whole(exchange))
-        stream = LateStart(self._chunks(exchange), self._config.keep_alive_s)
-        await unless_gone(request.receive, stream.begin())
-        return EventStream(stream, {})
+        events = self._chunks(exchange)
+        first = await unless_gone(request.receive, first_event(events))
+        return EventStream(first, events)
 
     async def _whole(self, exchange: _Exchange) -> Response:
         text: list[str] = []
@@ -117,7 +126,7 @@ class Serving:
                         text.append(text_event.text)
                     elif isinstance(text_event, TextRestarted):
                         text.clear()
-                    else:
+                    elif isinstance(text_event, TextEnded):
                         ended = text_event
         except RequestFailed as failed:
             raise errors.of_failure(failed.failure, exchange.reply.shape.prompt_param) from failed
@@ -132,6 +141,8 @@ class Serving:
                 async for text_event in said:
                     if isinstance(text_event, TextDelta):
                         yield event_bytes(reply.text_chunk(text_event.text))
+                    elif isinstance(text_event, TextIdle):
+                        yield KEEP_ALIVE
                     elif isinstance(text_event, TextEnded):
                         yield event_bytes(reply.last_chunk(text_event.finish_reason, exchange.extra(text_event)))
                         if reply.include_usage:

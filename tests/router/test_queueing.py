@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from protocol.messages import FailureCode
-from router.queueing import RequestFailed, RequestQueue
+from router.queueing import RequestFailed, RequestQueue, Turn
 
 DEADLINE_S = 5.0
 
@@ -28,23 +28,21 @@ def run(work: Coroutine[Any, Any, None]) -> None:
     asyncio.run(bounded())
 
 
-async def standing(queue: RequestQueue, count: int) -> list[asyncio.Task[None]]:
-    tasks = [asyncio.create_task(queue.enter()) for _ in range(count)]
-    await asyncio.sleep(0)
-    assert queue.waiting == count
-    return tasks
+def admitted(*turns: Turn) -> list[bool]:
+    return [turn.done() and turn.exception() is None for turn in turns]
 
 
 def test_first_come_first_served() -> None:
     async def work() -> None:
         queue = RequestQueue(Capacity(1), limit=10)
-        await queue.enter()
-        first, second = await standing(queue, 2)
-        queue.leave()
-        await first
-        assert not second.done() and queue.inside == 1
-        queue.leave()
-        await second
+        first, second, third = (queue.join() for _ in range(3))
+        assert admitted(first, second, third) == [True, False, False]
+        assert (queue.inside, queue.waiting) == (1, 2)
+        queue.leave(first)
+        assert admitted(second, third) == [True, False]
+        queue.leave(second)
+        queue.leave(third)
+        assert (queue.inside, queue.waiting) == (0, 0)
 
     run(work())
 
@@ -53,16 +51,24 @@ def test_a_newcomer_does_not_pass_those_in_line() -> None:
     async def work() -> None:
         capacity = Capacity(1)
         queue = RequestQueue(capacity, limit=10)
-        await queue.enter()
-        (first,) = await standing(queue, 1)
+        queue.join()
+        waiting = queue.join()
         capacity.value = 2
-        late = asyncio.create_task(queue.enter())
-        await asyncio.sleep(0)
-        assert not late.done()
+        late = queue.join()
+        assert admitted(waiting, late) == [True, False]
+
+    run(work())
+
+
+def test_new_capacity_is_used_when_it_is_told() -> None:
+    async def work() -> None:
+        capacity = Capacity(1)
+        queue = RequestQueue(capacity, limit=10)
+        queue.join()
+        waiting = queue.join()
+        capacity.value = 5
         queue.move_up()
-        await first
-        queue.leave()
-        await late
+        await waiting
 
     run(work())
 
@@ -72,10 +78,23 @@ def test_it_refuses_at_once_where_waiting_is_no_use(capacity: int, limit: int, c
     async def work() -> None:
         queue = RequestQueue(Capacity(capacity), limit)
         if capacity:
-            await queue.enter()
+            queue.join()
         with pytest.raises(RequestFailed) as refused:
-            await queue.enter()
+            queue.join()
         assert refused.value.failure.code is code
+
+    run(work())
+
+
+def test_room_can_be_asked_for_before_any_work() -> None:
+    async def work() -> None:
+        queue = RequestQueue(Capacity(1), limit=1)
+        queue.check_room()
+        queue.join()
+        queue.check_room()
+        queue.join()
+        with pytest.raises(RequestFailed):
+            queue.check_room()
 
     run(work())
 
@@ -83,12 +102,10 @@ def test_it_refuses_at_once_where_waiting_is_no_use(capacity: int, limit: int, c
 def test_one_that_leaves_the_line_holds_nobody_up() -> None:
     async def work() -> None:
         queue = RequestQueue(Capacity(1), limit=1)
-        await queue.enter()
-        (gone,) = await standing(queue, 1)
-        gone.cancel()
-        await asyncio.gather(gone, return_exceptions=True)
-        (staying,) = await standing(queue, 1)
-        queue.leave()
+        inside, gone = queue.join(), queue.join()
+        queue.leave(gone)
+        staying = queue.join()
+        queue.leave(inside)
         await staying
         assert queue.inside == 1
 
@@ -98,12 +115,11 @@ def test_one_that_leaves_the_line_holds_nobody_up() -> None:
 def test_one_that_leaves_in_the_moment_of_its_turn_passes_it_on() -> None:
     async def work() -> None:
         queue = RequestQueue(Capacity(1), limit=5)
-        await queue.enter()
-        gone, staying = await standing(queue, 2)
-        queue.leave()  # it is gone's turn, which it has not noticed yet
-        gone.cancel()
+        inside, gone, staying = (queue.join() for _ in range(3))
+        queue.leave(inside)  # it is gone's turn, which it has not noticed yet
+        queue.leave(gone)
         await staying
-        assert queue.inside == 1 and queue.waiting == 0
+        assert (queue.inside, queue.waiting) == (1, 0)
 
     run(work())
 
@@ -112,12 +128,15 @@ def test_when_nothing_can_serve_any_more_all_in_line_are_told() -> None:
     async def work() -> None:
         capacity = Capacity(1)
         queue = RequestQueue(capacity, limit=5)
-        await queue.enter()
-        tasks = await standing(queue, 3)
+        queue.join()
+        waiting = [queue.join() for _ in range(3)]
         capacity.value = 0
         queue.move_up()
-        told = await asyncio.gather(*tasks, return_exceptions=True)
-        assert all(isinstance(one, RequestFailed) and one.failure.code is FailureCode.NO_DECODE for one in told)
-        assert queue.inside == 1
+        for turn in waiting:
+            with pytest.raises(RequestFailed) as told:
+                await turn
+            assert told.value.failure.code is FailureCode.NO_DECODE
+            queue.leave(turn)
+        assert (queue.inside, queue.waiting) == (1, 0)
 
     run(work())
