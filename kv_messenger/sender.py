@@ -14,7 +14,7 @@ from typing import Protocol
 
 import msgspec
 
-from fabric.api import EndpointFailed, Event, MemoryRegion, Sending, TransferEngine, WritesEnded, WritesFailed
+from fabric.api import EndpointFailed, Event, MemoryRegion, TransferEngine, WritesEnded, WritesFailed
 from kv_messenger.checksums import page_checksums
 from kv_messenger.plan import TransferPlan, refuse_pair
 from kv_messenger.sender_transfer import (
@@ -27,6 +27,8 @@ from kv_messenger.sender_transfer import (
     SenderTransfer,
     StopPosting,
 )
+from kv_messenger.sessions import Session, Sessions
+from kv_messenger.withheld import GatedArming
 from protocol.gates import Gates
 from protocol.layout import KVLayout
 from protocol.logs import event as log_event
@@ -47,8 +49,6 @@ from protocol.messages import (
 )
 from protocol.ticket import TransferKey
 
-PEER_TIMEOUT_S = 4.0
-"""Three missed heartbeats of 1 s, and some slack."""
 REMEMBERED_ENDS = 4096
 
 log = logging.getLogger(__name__)
@@ -68,17 +68,6 @@ SendToPeer = Callable[[str, msgspec.Struct], None]
 """(decode instance, message); never blocks."""
 
 
-@dataclass(slots=True)
-class _Session:
-    """One decode instance: its endpoint, and the writes of requests in flight to it."""
-
-    instance: str
-    name: str
-    landing: int
-    endpoint: Sending
-    last_seen: float
-
-
 @dataclass
 class SenderCounters:
     accepted: int = 0
@@ -89,12 +78,12 @@ class SenderCounters:
     unknown_aborts: int = 0
 
 
-@dataclass(slots=True)
-class _Withheld:
-    """A batch that a test's gate keeps from being armed."""
+@dataclass(frozen=True, slots=True)
+class _Armed:
+    """Whose batch a handle is, and on which endpoint."""
 
     key: TransferKey
-    arm: Arm
+    endpoint: int
 
 
 @dataclass
@@ -113,16 +102,16 @@ class Sender:
     gates: Gates
     checksums: bool = False
     counters: SenderCounters = field(default_factory=SenderCounters)
-    _sessions: dict[str, _Session] = field(default_factory=dict)
     _transfers: dict[TransferKey, SenderTransfer] = field(default_factory=dict)
     _by_request: dict[str, TransferKey] = field(default_factory=dict)
-    _by_handle: dict[int, TransferKey] = field(default_factory=dict)
+    _by_handle: dict[int, _Armed] = field(default_factory=dict)
     _ends: OrderedDict[TransferKey, Stopped | TransferFinished] = field(default_factory=OrderedDict)
-    _withheld: list[_Withheld] = field(default_factory=list)
     _idle: threading.Event = field(default_factory=threading.Event)
 
     def __post_init__(self) -> None:
         self._idle.set()
+        self._sessions = Sessions(self.fabric)
+        self._arming = GatedArming(self.gates, self._arm)
 
     @property
     def transfers(self) -> int:
@@ -146,20 +135,17 @@ class Sender:
             self.send(hello.instance, HelloRefused(instance=self.instance, landing=hello.landing, failure=failure))
             return
         session = self._sessions.get(hello.instance)
-        if session is None or session.landing != hello.landing:
-            self._drop_session(hello.instance, Failure(FailureCode.STALE_PEER, "the decode node opened a new landing"))
-            endpoint = self.fabric.connect(hello.name, hello.landing_address)
-            self._sessions[hello.instance] = _Session(
-                hello.instance, hello.name, hello.landing, endpoint, time.monotonic()
-            )
+        if session is not None and session.landing < hello.landing:
+            self._close(session, Failure(FailureCode.STALE_PEER, "the decode node opened a new landing"))
+            session = None
+        if session is None:
+            self._sessions.open(hello)
             log_event(log, "session opened", peer=hello.name, peer_instance=hello.instance, landing=hello.landing)
         self.send(hello.instance, Welcome(instance=self.instance, landing=hello.landing, layout=self.layout))
 
     def on_ping(self, ping: Ping) -> None:
         """Answered also without a session: the peer learns which instance lives at this address."""
-        session = self._sessions.get(ping.instance)
-        if session is not None:
-            session.last_seen = time.monotonic()
+        self._sessions.seen(ping.instance)
         self.send(ping.instance, Pong(instance=self.instance))
 
     def on_prefill_request(self, request: PrefillRequest) -> None:
@@ -217,35 +203,28 @@ class Sender:
     # ---- from the pump ----
 
     def on_event(self, event: Event) -> None:
-        if isinstance(event, WritesEnded):
-            key = self._by_handle.pop(event.handle, None)
-            if key is not None and key in self._transfers:
-                self._do(self._transfers[key], self._transfers[key].on_batch_ended(event))
-        elif isinstance(event, WritesFailed):
-            key = self._by_handle.get(event.handle)
-            if key is not None and key.instance in self._sessions:
-                self._lose(self._sessions[key.instance], str(event.error))
-        elif isinstance(event, EndpointFailed):
-            for session in [s for s in self._sessions.values() if s.endpoint.id == event.endpoint]:
-                self._lose(session, str(event.error))
+        """A failed write breaks its endpoint, so the whole session goes; a decode node that lives says Hello again."""
+        match event:
+            case WritesEnded():
+                self._batch_ended(event)
+            case WritesFailed():
+                self._endpoint_failed(self._by_handle[event.handle].endpoint, str(event.error))
+            case EndpointFailed():
+                self._endpoint_failed(event.endpoint, str(event.error))
 
     def on_tick(self, now: float) -> None:
-        for session in [s for s in self._sessions.values() if now - s.last_seen > PEER_TIMEOUT_S]:
+        for session in self._sessions.silent(now):
             self._lose(session, "no heartbeat")
         for transfer in [t for t in self._transfers.values() if t.live and now >= t.deadline]:
             self._do(transfer, transfer.stop(Failure(FailureCode.DEADLINE, "the request's deadline passed")))
 
     def on_gate_released(self) -> None:
-        withheld, self._withheld = self._withheld, []
-        for item in withheld:
-            transfer = self._transfers.get(item.key)
-            if transfer is not None and transfer.live:
-                self._arm(transfer, item.arm)
+        self._arming.on_released()
 
     def stop_all(self, failure: Failure) -> None:
         """The node is going down: every live transfer is stopped and reported, every endpoint closed."""
-        for session in list(self._sessions.values()):
-            self._drop_session(session.instance, failure)
+        for session in self._sessions.all():
+            self._close(session, failure)
 
     # ---- inside ----
 
@@ -275,28 +254,32 @@ class Sender:
         key = self._by_request.get(request_id)
         return self._transfers[key] if key is not None else None
 
-    def _lose(self, session: _Session, reason: str) -> None:
-        """A failed write breaks its endpoint, so the whole session goes; a decode node that lives says Hello again."""
-        self.counters.peers_lost += 1
-        log_event(
-            log, "decode node lost", logging.WARNING, peer=session.name, peer_instance=session.instance, reason=reason
-        )
-        self._drop_session(session.instance, Failure(FailureCode.STALE_PEER, f"session lost: {reason}"[:1000]))
+    def _batch_ended(self, event: WritesEnded) -> None:
+        transfer = self._transfers.get(self._by_handle.pop(event.handle).key)
+        if transfer is not None:
+            self._do(transfer, transfer.on_batch_ended(event))
 
-    def _drop_session(self, instance: str, failure: Failure) -> None:
+    def _endpoint_failed(self, endpoint: int, reason: str) -> None:
+        session = self._sessions.of_endpoint(endpoint)
+        if session is not None:
+            self._lose(session, reason)
+
+    def _lose(self, session: Session, reason: str) -> None:
+        self.counters.peers_lost += 1
+        log_event(log, "decode node lost", logging.WARNING, peer=session.name, reason=reason)
+        self._close(session, Failure(FailureCode.STALE_PEER, f"session lost: {reason}"[:1000]))
+
+    def _close(self, session: Session, failure: Failure) -> None:
         """Stop its transfers, then close its endpoint: the batches end with the next events, and release the pages."""
-        session = self._sessions.pop(instance, None)
-        if session is None:
-            return
-        for transfer in [t for t in self._transfers.values() if t.key.instance == instance]:
+        for transfer in [t for t in self._transfers.values() if t.key.instance == session.instance]:
             self._do(transfer, transfer.stop(failure))
-        self.fabric.close_endpoint(session.endpoint)
+        self._sessions.close(session)
 
     def _do(self, transfer: SenderTransfer, actions: Sequence[Action]) -> None:
         for action in actions:
             match action:
                 case Arm():
-                    self._arm_unless_held(transfer, action)
+                    self._arming.arm(transfer, action)
                 case StopPosting():
                     self._stop_posting(transfer, action)
                 case ReportFinished():
@@ -306,20 +289,14 @@ class Sender:
                 case ReleaseSource():
                     self._release(transfer)
 
-    def _arm_unless_held(self, transfer: SenderTransfer, arm: Arm) -> None:
-        behind = any(item.key == transfer.key for item in self._withheld)
-        if behind or self.gates.held(f"xfer:layer={arm.layer}"):
-            self._withheld.append(_Withheld(transfer.key, arm))
-        else:
-            self._arm(transfer, arm)
-
     def _arm(self, transfer: SenderTransfer, arm: Arm) -> None:
-        endpoint = self._sessions[transfer.key.instance].endpoint
+        session = self._sessions.get(transfer.key.instance)
+        assert session is not None, "a live transfer has a session"
         if arm.threshold is None:
-            handle = self.fabric.write(endpoint, arm.writes)
+            handle = self.fabric.write(session.endpoint, arm.writes)
         else:
-            handle = self.fabric.write_when(endpoint, self.word_address, arm.threshold, arm.writes)
-        self._by_handle[handle] = transfer.key
+            handle = self.fabric.write_when(session.endpoint, self.word_address, arm.threshold, arm.writes)
+        self._by_handle[handle] = _Armed(transfer.key, session.endpoint.id)
         transfer.on_armed(handle)
 
     def _stop_posting(self, transfer: SenderTransfer, action: StopPosting) -> None:

@@ -26,11 +26,15 @@ class PrefillEngine:
 
     def __init__(self, loop: EngineLoop, max_queue: int) -> None:
         self._loop = loop
+        self._pump: Pump | None = None
         self._max_queue = max_queue
         self.draining = False
 
+    def refuse_through(self, pump: Pump) -> None:
+        """`refused` callbacks run on the pump's thread, as all of the sender does."""
+        self._pump = pump
+
     def submit(self, request_id: str, tokens: Sequence[int], refused: Callable[[Failure], None]) -> None:
-        """`refused` is called on the engine's thread."""
         self._loop.submit(lambda engine: self._add(engine, request_id, tokens, refused))
 
     def abort(self, request_id: str) -> None:
@@ -40,17 +44,22 @@ class PrefillEngine:
         self._loop.submit(lambda engine: engine.release(request_id))
 
     def _add(self, engine: Engine, request_id: str, tokens: Sequence[int], refused: Callable[[Failure], None]) -> None:
+        failure = self._try_to_add(engine, request_id, tokens)
+        if failure is not None and self._pump is not None:
+            self._pump.submit(lambda: refused(failure))
+
+    def _try_to_add(self, engine: Engine, request_id: str, tokens: Sequence[int]) -> Failure | None:
         if self.draining:
-            refused(Failure(FailureCode.DRAINING, "this prefill node is stopping"))
-        elif engine.waiting >= self._max_queue:
-            refused(Failure(FailureCode.OVERLOADED, f"{engine.waiting} prompts wait already"))
-        else:
-            try:
-                engine.add(Request(request_id, list(tokens), _NEVER_SAMPLES, prefill_only=True))
-            except InvalidRequest as error:
-                refused(Failure(FailureCode.INVALID, str(error)[:1000]))
-            except CapacityExceeded as error:
-                refused(Failure(FailureCode.TOO_LONG, str(error)[:1000]))
+            return Failure(FailureCode.DRAINING, "this prefill node is stopping")
+        if engine.waiting >= self._max_queue:
+            return Failure(FailureCode.OVERLOADED, f"{engine.waiting} prompts wait already")
+        try:
+            engine.add(Request(request_id, list(tokens), _NEVER_SAMPLES, prefill_only=True))
+        except InvalidRequest as error:
+            return Failure(FailureCode.INVALID, str(error)[:1000])
+        except CapacityExceeded as error:
+            return Failure(FailureCode.TOO_LONG, str(error)[:1000])
+        return None
 
 
 class ChunkAnnouncer:

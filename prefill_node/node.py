@@ -77,6 +77,7 @@ class PrefillNode:
             checksums=debug_pages,
         )
         self._pump = Pump(fabric, self._sender)
+        self._prefills.refuse_through(self._pump)
         self._announcer = ChunkAnnouncer(self._pump, self._sender)
         engine.listener = self._announcer
         self._peers.deliver_to(self._pump, self._sender)

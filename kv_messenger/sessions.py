@@ -1,0 +1,62 @@
+"""The prefill side's view of decode nodes: one session per instance, each with its own sending endpoint."""
+
+import time
+from dataclasses import dataclass
+
+from fabric.api import Sending, TransferEngine
+from protocol.messages import Hello
+
+PEER_TIMEOUT_S = 4.0
+"""Three missed heartbeats of 1 s, and some slack."""
+
+
+@dataclass(slots=True)
+class Session:
+    """`landing` numbers the decode side's landing endpoint that `endpoint` writes to."""
+
+    instance: str
+    name: str
+    landing: int
+    endpoint: Sending
+    last_seen: float
+
+
+class Sessions:
+    """Used on the pump's thread alone."""
+
+    def __init__(self, fabric: TransferEngine) -> None:
+        self._fabric = fabric
+        self._sessions: dict[str, Session] = {}
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def get(self, instance: str) -> Session | None:
+        return self._sessions.get(instance)
+
+    def all(self) -> list[Session]:
+        return list(self._sessions.values())
+
+    def open(self, hello: Hello) -> Session:
+        """The caller has closed an older session of the instance before."""
+        assert hello.instance not in self._sessions, hello.instance
+        endpoint = self._fabric.connect(hello.name, hello.landing_address)
+        session = Session(hello.instance, hello.name, hello.landing, endpoint, time.monotonic())
+        self._sessions[hello.instance] = session
+        return session
+
+    def close(self, session: Session) -> None:
+        """Its batches end with the fabric's next events."""
+        del self._sessions[session.instance]
+        self._fabric.close_endpoint(session.endpoint)
+
+    def seen(self, instance: str) -> None:
+        session = self._sessions.get(instance)
+        if session is not None:
+            session.last_seen = time.monotonic()
+
+    def silent(self, now: float) -> list[Session]:
+        return [session for session in self._sessions.values() if now - session.last_seen > PEER_TIMEOUT_S]
+
+    def of_endpoint(self, endpoint: int) -> Session | None:
+        return next((session for session in self._sessions.values() if session.endpoint.id == endpoint), None)
