@@ -56,7 +56,7 @@ def check_torch() -> Finding:
     try:
         return Finding(Level.OK, "torch", installed_version("torch"))
     except PackageNotFoundError:
-        return Finding(Level.FAIL, "torch", "not installed", "nodes need it: pip install 'kvferry[node]'")
+        return Finding(Level.FAIL, "torch", "not installed", "nodes need it: pip install '.[node]' in the checkout")
 
 
 def check_fabric(memlock: int) -> list[Finding]:
