@@ -121,7 +121,12 @@ class OverCounted:
 
 @dataclass(frozen=True, slots=True)
 class EndpointFailed:
-    """The connection of an endpoint broke. Writes on it end with their own events; close the endpoint."""
+    """The connection of an endpoint broke. Writes on it end with their own events; close the endpoint.
+
+    A write that fails breaks its sending endpoint on every provider, as verbs has it: what was not posted yet
+    fails with the same error, and so does every later write on it. A landing reports it where the provider
+    notices its peer's end (`net` does, in the middle of a write); silence proves nothing.
+    """
 
     endpoint: int
     peer: str
@@ -162,7 +167,7 @@ class TransferEngine(ABC):
     @abstractmethod
     def register(self, address: int, length: int) -> MemoryRegion:
         """Name `length` bytes at `address` to the network. The memory must not move or be freed before
-        `deregister`. Raises RegistrationFailed."""
+        `deregister`. Raises RegistrationFailed, FabricUsageError for what is no memory."""
 
     @abstractmethod
     def deregister(self, region: MemoryRegion) -> None:
@@ -174,7 +179,7 @@ class TransferEngine(ABC):
 
     @abstractmethod
     def connect(self, peer: str, landing_address: bytes) -> Sending:
-        """A sending endpoint to a peer's landing. Connects with the first write."""
+        """A sending endpoint to a peer's landing. Connects with the first write; an address that is none fails then."""
 
     @abstractmethod
     def close_endpoint(self, endpoint: Landing | Sending) -> None:
@@ -213,7 +218,8 @@ class TransferEngine(ABC):
 
     @abstractmethod
     def forget(self, handle: int) -> None:
-        """Disarm an expectation; later immediates of its generation are stale."""
+        """Disarm an expectation; later immediates of its generation are stale. An unknown handle is ignored: its
+        landing may have been closed. (`revise` and `counted` raise FabricUsageError for it.)"""
 
     @abstractmethod
     def progress(self, timeout: float) -> list[Event]:

@@ -9,14 +9,21 @@
 #define KF_QUIET_NS 10000000
 #define KF_SETTLE_NS 500000000
 
+/* Providers without wait objects (efa) get a queue without a descriptor, which is looked at between naps. */
 static int kf_open_cq(kf_engine *engine, kf_endpoint *endpoint, kf_error *error) {
     struct fi_cq_attr attr = {.size = kf_cq_size(engine, endpoint->landing),
                               .format = FI_CQ_FORMAT_DATA,
                               .wait_obj = engine->wait_set ? FI_WAIT_SET : FI_WAIT_FD,
                               .wait_set = engine->wait_set};
     int rc = fi_cq_open(engine->domain, &attr, &endpoint->cq, NULL);
+    if (!rc && engine->wait_set) return 0;
+    if (!rc) return kf_watch(engine, &endpoint->cq->fid, error);
+    attr.wait_obj = FI_WAIT_NONE;
+    attr.wait_set = NULL;
+    rc = fi_cq_open(engine->domain, &attr, &endpoint->cq, NULL);
     if (rc) return kf_set_error(error, "fi_cq_open", rc), rc;
-    return engine->wait_set ? 0 : kf_watch(engine, &endpoint->cq->fid, error);
+    engine->without_descriptors = true;
+    return 0;
 }
 
 static int kf_open_ep(kf_engine *engine, kf_endpoint *endpoint, kf_error *error) {
@@ -87,7 +94,7 @@ kf_endpoint *kf_open_landing(kf_engine *engine, int64_t id, kf_error *error) {
 kf_endpoint *kf_connect(kf_engine *engine, int64_t id, const void *address, size_t size, kf_error *error) {
     kf_endpoint *endpoint = kf_open_endpoint(engine, id, false, error);
     if (!endpoint) return NULL;
-    bool ours = size == engine->info->src_addrlen;
+    bool ours = size == engine->address_size;
     if (ours && fi_av_insert(endpoint->av, address, 1, &endpoint->peer, 0, NULL) == 1) return endpoint;
     kf_error failure;
     kf_set_error(&failure, "fi_av_insert", FI_EINVAL);

@@ -118,8 +118,10 @@ struct kf_engine {
     struct fi_info *info;
     struct fid_fabric *fabric;
     struct fid_domain *domain;
+    size_t address_size; /* of every endpoint of this provider */
     bool delivery_complete;
     struct fid_wait *wait_set; /* NULL: each completion queue has its own descriptor */
+    bool without_descriptors;  /* no descriptor tells of completions: look between naps */
     int epoll_fd, event_fd;
     int woken; /* atomic */
     kf_node regions, endpoints, words;

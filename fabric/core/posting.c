@@ -132,7 +132,8 @@ static void kf_read_failure(kf_engine *engine, kf_endpoint *endpoint, int64_t no
     if (fi_cq_readerr(endpoint->cq, &entry, 0) != 1) return;
     kf_error error;
     kf_set_error(&error, "fi_cq_read", entry.err);
-    fi_cq_strerror(endpoint->cq, entry.prov_errno, entry.err_data, error.provider, sizeof error.provider - 1);
+    const char *words = fi_cq_strerror(endpoint->cq, entry.prov_errno, entry.err_data, NULL, 0);
+    if (words && entry.prov_errno) snprintf(error.provider, sizeof error.provider, "%s", words);
     if (kf_is_operation(endpoint, entry.op_context))
         kf_completed(engine, endpoint, entry.op_context, &error, now);
     else

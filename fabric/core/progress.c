@@ -10,9 +10,9 @@
 #include <unistd.h>
 
 #define KF_SPIN_NS 20000       /* after activity: the next completion is usually nearer than a wake-up */
-#define KF_NAP_MIN_NS 20000    /* between looks at an armed word, growing with the time since it moved, to: */
-#define KF_NAP_MAX_NS 500000
-#define KF_NAP_SHARE 32        /* a word is noticed at most 1/32 of its waiting time late */
+#define KF_NAP_MIN_NS 20000    /* between looks at what has no descriptor, growing with the time since it moved, to: */
+#define KF_NAP_MAX_NS 1000000
+#define KF_NAP_SHARE 32        /* it is noticed at most 1/32 of its waiting time late */
 #define KF_TIMER_SLACK_NS 1000 /* the default of 50 us would more than double a short nap */
 
 int64_t kf_now(void) {
@@ -73,16 +73,19 @@ static int kf_report(kf_engine *engine, kf_event *events, int capacity) {
 
 /* True if the descriptors will tell of the next completion: nothing is pending now. */
 static bool kf_may_sleep(kf_engine *engine) {
-    if (engine->wait_set) return fi_wait(engine->wait_set, 0) == -FI_ETIMEDOUT;
+    if (engine->without_descriptors) return true;
+    if (engine->wait_set) return fi_wait(engine->wait_set, 0) != 0; /* 0: ready, else timed out */
     for (kf_node *node = engine->endpoints.next; node != &engine->endpoints; node = node->next) {
         struct fid *fid = &KF_OWNER(node, kf_endpoint, link)->cq->fid;
-        if (fi_trywait(engine->fabric, &fid, 1)) return false;
+        if (fi_trywait(engine->fabric, &fid, 1) == -FI_EAGAIN) return false;
     }
     return true;
 }
 
 static int64_t kf_nap(const kf_engine *engine, int64_t now) {
-    int64_t nap = (now - engine->word_moved_ns) / KF_NAP_SHARE;
+    int64_t since = engine->word_moved_ns;
+    if (engine->without_descriptors && engine->last_active_ns > since) since = engine->last_active_ns;
+    int64_t nap = (now - since) / KF_NAP_SHARE;
     if (nap < KF_NAP_MIN_NS) return KF_NAP_MIN_NS;
     return nap < KF_NAP_MAX_NS ? nap : KF_NAP_MAX_NS;
 }
@@ -90,8 +93,9 @@ static int64_t kf_nap(const kf_engine *engine, int64_t now) {
 static int64_t kf_sleep_until(const kf_engine *engine, int64_t now, int64_t deadline) {
     int64_t retry = kf_next_retry(engine);
     if (retry < deadline) deadline = retry;
-    if (engine->counters.armed && now + kf_nap(engine, now) < deadline) deadline = now + kf_nap(engine, now);
-    return deadline;
+    bool blind = engine->counters.armed || engine->without_descriptors;
+    int64_t nap_end = now + kf_nap(engine, now);
+    return blind && nap_end < deadline ? nap_end : deadline;
 }
 
 static void kf_sleep(kf_engine *engine, int64_t now, int64_t until) {

@@ -123,8 +123,11 @@ static int kf_open_wait(kf_engine *engine, kf_error *error) {
 static int kf_try_endpoint(kf_engine *engine, kf_error *error) {
     kf_endpoint *endpoint = kf_open_landing(engine, 0, error);
     if (!endpoint) return -1;
+    char address[256];
+    engine->address_size = sizeof address;
+    int rc = kf_endpoint_address(endpoint, address, &engine->address_size, error);
     kf_close_endpoint(engine, endpoint);
-    return 0;
+    return rc;
 }
 
 kf_engine *kf_open(const kf_options *options, kf_error *error) {

@@ -10,7 +10,7 @@ from tests.fabric.child import ChildProcess, writer
 from tests.fabric.conftest import Fabric, Link
 from tests.fabric.party import Party, drive, pages, settle
 
-MEMORY = 8 << 20
+MEMORY = 4 << 20
 PAGE = 4096
 IMMEDIATE = pack(7, 1)
 
@@ -55,7 +55,7 @@ def test_closing_the_landing_of_a_killed_writer_is_a_fence_on_every_provider(pro
     landing = engine.open_landing("writer")
     expectation = engine.expect(landing, IMMEDIATE, 1 << 40)
     with writer(provider, landing, region.remote, 64 << 10, IMMEDIATE) as child:
-        drive(receiver, until=lambda: engine.counted(expectation) > 150 + round_)
+        drive(receiver, until=lambda: engine.counted(expectation) > 70 + round_)
         child.kill()
         engine.close_endpoint(landing)
         at_the_fence = memory.copy()

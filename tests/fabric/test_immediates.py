@@ -45,7 +45,10 @@ def test_an_immediate_is_given_back_once() -> None:
 
 def test_generations_wrap_to_one() -> None:
     slots = ImmediateSlots()
-    slots._free.clear()
-    slots._free.append(0)
-    slots._generation[0] = MAX_GENERATION
-    assert slots.take() == pack(0, 1)
+    (first, *_) = [slots.take() for _ in range(SLOTS)]  # one slot stays in turn, the others stay out
+    immediate = first
+    for _ in range(MAX_GENERATION):
+        assert immediate is not None
+        slots.give_back(immediate)
+        immediate = slots.take()
+    assert immediate == first == pack(0, 1)

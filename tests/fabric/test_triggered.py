@@ -117,7 +117,7 @@ def test_a_long_wait_for_a_word_costs_few_looks() -> None:
         engine.connect("receiver", landing.address), word.address, 1, pages(region, target.remote, [0], PAGE, 1)
     )
     assert engine.progress(1.0) == []
-    assert engine.sleeps < 3000
+    assert engine.sleeps < 2000
     engine.close()
     receiver.engine.close()
 
