@@ -1,0 +1,50 @@
+"""One cluster of one prefill and two decode nodes for the whole directory, healed before each test."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import openai
+import pytest
+import torch
+
+from tests.cluster.harness import MODEL, ProcessCluster
+from tests.cluster.oracle import Oracle, save_endless_model
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.is_relative_to(Path(__file__).parent):
+            item.add_marker(pytest.mark.cluster)
+
+
+@pytest.fixture(scope="session")
+def endless_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.set_num_threads(1)
+    return save_endless_model(tmp_path_factory.mktemp("models") / MODEL)
+
+
+@pytest.fixture(scope="session")
+def oracle(endless_model: Path) -> Oracle:
+    return Oracle(endless_model)
+
+
+@pytest.fixture(scope="package")
+def standing(endless_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProcessCluster]:
+    cluster = ProcessCluster(endless_model, tmp_path_factory.mktemp("run"))
+    try:
+        cluster.start(prefill=1, decode=2)
+        yield cluster
+    finally:
+        cluster.close()
+
+
+@pytest.fixture
+def cluster(standing: ProcessCluster) -> ProcessCluster:
+    standing.heal()
+    return standing
+
+
+@pytest.fixture
+def client(cluster: ProcessCluster) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{cluster.url}/v1", api_key="unused", timeout=60, max_retries=0) as client:
+        yield client

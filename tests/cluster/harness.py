@@ -1,0 +1,214 @@
+"""A cluster of real processes that a test may hold, kill, stop and start again, and whose books it may read.
+
+Every node runs in debug mode (freed pages are poisoned, checksums compared on arrival) and has gates. `heal` brings
+back whatever a test took away, so that one cluster serves many tests.
+"""
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Event
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+
+from deploy.cluster_spec import environment
+from deploy.process import spawn
+from protocol.curve import write_cluster_key
+from protocol.gates import GateClient
+from tests.cluster.exchange import Exchange
+from tests.cluster.node_process import NodeProcess, Role, events_in
+
+MODEL = "tiny"
+PAGE = 16
+BLOCKS = 128
+DEADLINE_S = 60.0
+"""For what a healthy cluster does soon, on a machine with much else to do."""
+_POLL_S = 0.05
+_AT_REST = ("transfers", "requests", "prompts_running", "prompts_waiting", "lingering_landings", "pages_quarantined")
+_FABRIC_AT_REST = ("outstanding", "armed", "expectations")
+
+
+def eventually(holds: Callable[[], bool], what: str, seconds: float = DEADLINE_S) -> None:
+    """For state that only another process can show: asked again until it holds. The one place that polls."""
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline, f"not within {seconds} s: {what}"
+        Event().wait(_POLL_S)
+
+
+@dataclass
+class Node:
+    """One node of the cluster. `options` are its own, beside those that all have; `process` runs now, or has ended."""
+
+    role: Role
+    name: str
+    options: tuple[str, ...]
+    process: NodeProcess
+    gates_path: str
+
+    @property
+    def runs(self) -> bool:
+        return self.process.exit_code is None
+
+    @property
+    def instance(self) -> str | None:
+        """None until it has started."""
+        started = [line["instance"] for line in self.process.events() if line["event"].endswith("node started")]
+        return str(started[0]) if started else None
+
+    def gates(self) -> "closing[GateClient]":
+        return closing(GateClient(self.gates_path))
+
+
+class ProcessCluster:
+    """`start`, then any order of the rest, then `close`."""
+
+    def __init__(self, model: Path, run_dir: Path) -> None:
+        self.nodes: dict[str, Node] = {}
+        self._model = model
+        self._run_dir = run_dir
+        self._starts = 0
+        self._wanted: list[tuple[Role, str]] = []
+        self.key = run_dir / "cluster.key"
+
+    # ---- life ----
+
+    def start(self, prefill: int, decode: int) -> None:
+        os.environ.update(environment())
+        write_cluster_key(self.key)
+        gates = str(self._run_dir / "router.gates")
+        command = [sys.executable, "-m", "router", "--model", str(self._model), "--served-model", MODEL]
+        command += ["--cluster-key", str(self.key), "--port", "0", "--node-port", "0", "--test-gates", gates]
+        self.router = spawn("router", command, self._run_dir / "router.log", environment())
+        self._router_gates = gates
+        eventually(lambda: self.router.value_after("nodes dial ") is not None, "the router listens")
+        self.url = self.router.value_after("router listening on ") or ""
+        self.nodes_address = self.router.value_after("nodes dial ") or ""
+        self.http = httpx.Client(base_url=self.url, timeout=DEADLINE_S, trust_env=False)
+        self._wanted = [("prefill", f"prefill-{i}") for i in range(prefill)]
+        self._wanted += [("decode", f"decode-{i}") for i in range(decode)]
+        self.heal()
+
+    def close(self) -> None:
+        self.http.close()
+        for node in self.nodes.values():
+            node.process.kill()
+        self.router.id.send(signal.SIGKILL)
+        self.router.finish(time.monotonic() + DEADLINE_S)
+
+    def add(self, role: Role, name: str, *options: str) -> Node:
+        """Starts a process and returns at once."""
+        self._starts += 1
+        gates_path = str(self._run_dir / f"{name}.{self._starts}.gates")
+        arguments = ["--model", str(self._model), "--name", name, "--threads", "1", "--debug-pages"]
+        arguments += ["--router", self.nodes_address, "--cluster-key", str(self.key), "--test-gates", gates_path]
+        arguments += ["--num-blocks", str(BLOCKS), "--max-batch-tokens", "64", "--page-size", str(PAGE), *options]
+        process = NodeProcess(role, arguments, self._run_dir / f"{name}.{self._starts}.log")
+        self.nodes[name] = Node(role, name, options, process, gates_path)
+        return self.nodes[name]
+
+    def restart(self, name: str, *options: str) -> Node:
+        """A process that ended, again, under its old name."""
+        node = self.nodes[name]
+        assert not node.runs, f"{name} still runs"
+        return self.add(node.role, name, *(options or node.options))
+
+    def heal(self) -> None:
+        """The nodes of the start run, are ready and idle; those that a test added are gone."""
+        names = {name for _, name in self._wanted}
+        for name in [name for name in self.nodes if name not in names]:
+            self.nodes.pop(name).process.kill()
+        for role, name in self._wanted:
+            if name not in self.nodes or not self.nodes[name].runs:
+                self.add(role, name)
+        self.wait_ready(*names)
+        eventually(lambda: {m["name"] for m in self.members()} == names, "the router has forgotten the others")
+        self.wait_at_rest()
+
+    # ---- what it says of itself ----
+
+    def members(self) -> list[dict[str, Any]]:
+        """As the router sees them. A killed node stays until its heartbeats are missed."""
+        return list(self.http.get("/v1/cluster").raise_for_status().json())
+
+    def wait_ready(self, *names: str) -> None:
+        """Until the router uses the current process of each."""
+
+        def ready() -> bool:
+            for name in names:
+                process = self.nodes[name].process
+                assert process.exit_code is None, f"{name} has ended: {process.log.read_text()}"
+            usable = {member["instance"] for member in self.members() if member["ready"]}
+            return all(self.nodes[name].instance in usable for name in names)
+
+        eventually(ready, f"{names} are ready")
+
+    def pids(self) -> dict[str, int]:
+        """Of everything that runs."""
+        running = {name: node.process.pid for name, node in self.nodes.items() if node.runs}
+        return running if self.router.exit_code is not None else {**running, "router": self.router.id.pid}
+
+    def get(self, name: str, page: str) -> httpx.Response:
+        """A status page of a node."""
+        node = self.nodes[name]
+        (address,) = [m["status_address"] for m in self.members() if m["instance"] == node.instance]
+        return httpx.get(f"{address}{page}", timeout=DEADLINE_S, trust_env=False)
+
+    def metrics(self, name: str) -> dict[str, float]:
+        """Of a node or the router, without their common prefix."""
+        answer = self.http.get("/metrics") if name == "router" else self.get(name, "/metrics")
+        lines = [line for line in answer.raise_for_status().text.splitlines() if not line.startswith("#")]
+        samples = (line.rpartition(" ") for line in lines)
+        return {metric.removeprefix("kvferry_"): float(value) for metric, _, value in samples}
+
+    def page_states(self, name: str) -> list[str]:
+        """From the page ledger."""
+        return [block["state"] for block in self.get(name, "/debug/pages").json()]
+
+    def busy(self) -> dict[str, Any]:
+        """Whatever is not at rest in the nodes that run, by node."""
+        return {name: found for name in self.pids() if (found := self._busy(name))}
+
+    def wait_at_rest(self, seconds: float = DEADLINE_S) -> None:
+        """All pages and slots are back, and nothing is open anywhere."""
+        eventually(lambda: not self.busy(), "every page and slot is back", seconds)
+
+    def events(self, name: str) -> list[dict[str, Any]]:
+        """Of the log of a node's current process, or of the router."""
+        return events_in(self.router.log) if name == "router" else self.nodes[name].process.events()
+
+    def decode_of(self, key: str) -> str:
+        """The node to which the router sent a request first."""
+        sent = [line for line in self.events("router") if line["event"] == "request sent" and line["request"] == key]
+        return str(sent[0]["decode"])
+
+    # ---- requests and gates ----
+
+    def ask(self, prompt: str, max_tokens: int, stream: bool = False, **headers: str) -> Exchange:
+        """A greedy completion; sent, not read."""
+        body = {"model": MODEL, "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "stream": stream}
+        return self.send("/v1/completions", json.dumps(body).encode(), headers)
+
+    def send(self, path: str, body: bytes, headers: dict[str, str]) -> Exchange:
+        return Exchange(urlsplit(self.url).netloc, path, body, headers)
+
+    def router_gates(self) -> "closing[GateClient]":
+        return closing(GateClient(self._router_gates))
+
+    def _busy(self, name: str) -> dict[str, float]:
+        metrics = self.metrics(name)
+        if name == "router":
+            return {"running": running} if (running := metrics["router_requests_running"]) else {}
+        found = {gauge: value for gauge in _AT_REST if (value := metrics.get(gauge, 0.0))}
+        found |= {gauge: value for gauge in _FABRIC_AT_REST if (value := metrics[f"fabric_{gauge}_total"])}
+        missing = metrics["pages_total"] - metrics["pages_free"]
+        return {**found, "pages": missing} if missing else found
+
