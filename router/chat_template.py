@@ -10,13 +10,11 @@ import jinja2
 from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from router.model_errors import BadTemplate
+
 
 class TemplateRefused(ValueError):
     """The template does not take these messages (roles in the wrong order, for one)."""
-
-
-class BadTemplate(ValueError):
-    """The model folder's chat template cannot be read."""
 
 
 class ChatTemplate:

@@ -16,7 +16,7 @@ from router.attempt import Attempt
 from router.job import Job
 from router.membership import Member, Membership
 from router.metrics import Metrics
-from router.policy import address, rank_decodes, rank_prefills
+from router.policy import able_decodes, address, rank_decodes, rank_prefills
 from router.queueing import RequestFailed, RequestQueue
 
 log = logging.getLogger(__name__)
@@ -72,9 +72,8 @@ class Dispatcher:
 
     def start(self, job: Job, tried: set[str]) -> Attempt:
         """Send the request to the best node that takes the message. Raises RequestFailed."""
-        prefills = self._membership.of_role(Role.PREFILL)
-        decodes = self._membership.of_role(Role.DECODE)
-        for decode in rank_decodes(decodes, prefills, len(job.prompt), self._requests_per_node, tried):
+        able, prefills = self._able(), self._membership.of_role(Role.PREFILL)
+        for decode in rank_decodes(able, len(job.prompt), self._requests_per_node, tried):
             ranking = rank_prefills(prefills, decode)
             if self._channel.send(decode.instance, self._request(job, ranking)):
                 return self._open(job, decode, ranking)
@@ -126,11 +125,8 @@ class Dispatcher:
             member.in_flight += change
 
     def capacity(self) -> int:
-        """Requests that the usable nodes may have at once; 0 where no pair can serve."""
-        prefills = self._membership.of_role(Role.PREFILL)
-        able = [
-            decode
-            for decode in self._membership.of_role(Role.DECODE)
-            if decode.usable and (decode.status.local_prefill or rank_prefills(prefills, decode))
-        ]
-        return len(able) * self._requests_per_node
+        """Requests that the nodes may have at once; 0 where none can serve."""
+        return len(self._able()) * self._requests_per_node
+
+    def _able(self) -> list[Member]:
+        return able_decodes(self._membership.of_role(Role.DECODE), self._membership.of_role(Role.PREFILL))

@@ -10,12 +10,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from router.model_errors import UnsupportedTokenizer
+
 SPACE = "\u2581"
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
-
-
-class UnsupportedTokenizer(ValueError):
-    """This model folder's tokenizer is of a kind that the router cannot serve; the message says which."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,24 +13,20 @@ MAX_PREFILLS = 8
 """A decode node asks at most so many, in order."""
 
 
-def rank_decodes(
-    decodes: Iterable[Member],
-    prefills: Collection[Member],
-    prompt_tokens: int,
-    limit: int,
-    tried: Collection[str] = (),
-) -> list[Member]:
-    """Usable decode nodes that can get the prompt's KV from somewhere, best first; none that was tried already or has
-    `limit` requests of ours."""
-    able = [
+def able_decodes(decodes: Iterable[Member], prefills: Iterable[Member]) -> list[Member]:
+    """Usable decode nodes that can get a prompt's KV from somewhere."""
+    fed = {member.status.compatibility for member in prefills if _can_prefill(member)}
+    return [
         member
         for member in decodes
-        if member.usable
-        and member.instance not in tried
-        and member.in_flight < limit
-        and (member.status.local_prefill or rank_prefills(prefills, member))
+        if member.usable and (member.status.local_prefill or member.status.compatibility in fed)
     ]
-    return sorted(able, key=lambda member: (not _fits(member, prompt_tokens), member.load, -member.status.pages_free))
+
+
+def rank_decodes(able: Iterable[Member], prompt_tokens: int, limit: int, tried: Collection[str] = ()) -> list[Member]:
+    """Of `able_decodes`, best first; none that was tried already or has `limit` requests of ours."""
+    free = [member for member in able if member.instance not in tried and member.in_flight < limit]
+    return sorted(free, key=lambda member: (not _fits(member, prompt_tokens), member.load, -member.status.pages_free))
 
 
 def rank_prefills(prefills: Iterable[Member], decode: Member) -> list[Member]:
@@ -38,9 +34,7 @@ def rank_prefills(prefills: Iterable[Member], decode: Member) -> list[Member]:
     able = [
         member
         for member in prefills
-        if member.usable
-        and member.status.control_address
-        and member.status.compatibility == decode.status.compatibility
+        if _can_prefill(member) and member.status.compatibility == decode.status.compatibility
     ]
     return sorted(able, key=lambda member: (member.load, -member.status.pages_free))[:MAX_PREFILLS]
 
@@ -48,6 +42,10 @@ def rank_prefills(prefills: Iterable[Member], decode: Member) -> list[Member]:
 def address(prefill: Member) -> PrefillAddress:
     status = prefill.status
     return PrefillAddress(status.instance, status.name, status.control_address)
+
+
+def _can_prefill(member: Member) -> bool:
+    return member.usable and bool(member.status.control_address)
 
 
 def _fits(member: Member, prompt_tokens: int) -> bool:

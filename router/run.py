@@ -111,12 +111,15 @@ class Run:
         """On the clock of `times`."""
         return self._dispatcher.clock()
 
-    def _patience_s(self) -> float:
-        """How long to wait for the next thing. Raises RequestFailed once the deadline has passed."""
+    def _check_deadline(self) -> float:
+        """The seconds left. Raises RequestFailed once there are none."""
         left = self.job.deadline - self.now()
         if left <= 0:
             raise RequestFailed(DEADLINE_PASSED)
-        return min(left, self._idle_s)
+        return left
+
+    def _patience_s(self) -> float:
+        return min(self._check_deadline(), self._idle_s)
 
     async def _has_turn(self) -> bool:
         """False if it is still waiting after the idle time."""
@@ -125,7 +128,7 @@ class Run:
         if not self._turn.done():
             await asyncio.wait({self._turn}, timeout=self._patience_s())
         if not self._turn.done():
-            self._patience_s()
+            self._check_deadline()
             return False
         self._turn.result()
         return True
@@ -145,7 +148,7 @@ class Run:
             async with asyncio.timeout(self._patience_s()):
                 return await inbox.get()
         except TimeoutError:
-            self._patience_s()
+            self._check_deadline()
             return None
 
     def _note_tokens(self, said: TokenDelta) -> None:

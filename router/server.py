@@ -20,12 +20,12 @@ from router.generation import TextGenerator
 from router.listener import listen
 from router.membership import Membership
 from router.metrics import Metrics
+from router.model_folder import ModelFolder
 from router.node_channel import NodeChannel
 from router.node_events import NodeEvents
 from router.operations import Operations
 from router.prompts import Prompts
 from router.serving import Serving
-from router.tokenizer import ModelFolder
 
 
 class Router:
@@ -45,8 +45,8 @@ class Router:
             queue_limit=config.queue_limit,
         )
         self._events = NodeEvents(self._channel, membership, dispatcher)
-        tokenizer = model.tokenizer()
-        prompts = Prompts(tokenizer, lambda: membership.max_context(model.max_context), config.default_max_tokens)
+        tokenizer, max_context = model.tokenizer(), model.max_context
+        prompts = Prompts(tokenizer, lambda: membership.max_context(max_context), config.default_max_tokens)
         serving = Serving(config, prompts, TextGenerator(dispatcher, tokenizer, config.keep_alive_s, self._gates))
         operations = Operations(membership, dispatcher, lambda: self._events.alive)
         app = create_app(serving, operations, ApiKeys(api_keys), metrics, config.served_model)

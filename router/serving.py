@@ -28,6 +28,9 @@ from router.prompts import Prompts
 from router.queueing import RequestFailed
 from router.request_id import STATE
 
+UNREAD_S = 10.0
+"""How long after its deadline a stream may wait for a client that does not read."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Exchange:
@@ -115,7 +118,8 @@ class Serving:
             return await unless_gone(request.receive, self._whole(exchange))
         events = self._chunks(exchange)
         first = await unless_gone(request.receive, first_event(events))
-        return EventStream(first, events)
+        limit_s = exchange.job.deadline - self._clock() + UNREAD_S
+        return EventStream(first, events, limit_s)
 
     async def _whole(self, exchange: _Exchange) -> Response:
         text: list[str] = []

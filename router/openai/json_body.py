@@ -4,21 +4,21 @@ import asyncio
 from typing import Any
 
 import msgspec
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 
 from router.openai import errors
 
 BODY_TIMEOUT_S = 30.0
 
 
-async def read_object(request: Request, max_bytes: int) -> dict[str, Any]:
+async def read_object(request: Request, max_bytes: int, timeout_s: float = BODY_TIMEOUT_S) -> dict[str, Any]:
     """The body as a JSON object. A repeated key: the last one counts. Raises ApiError, ClientDisconnect."""
     _check_media_type(request.headers.get("content-type"))
     try:
-        async with asyncio.timeout(BODY_TIMEOUT_S):
+        async with asyncio.timeout(timeout_s):
             body = await _read(request, max_bytes)
     except TimeoutError:
-        raise errors.body_too_slow(BODY_TIMEOUT_S) from None
+        raise errors.body_too_slow(timeout_s) from None
     return parse_object(body)
 
 
@@ -53,6 +53,3 @@ async def _read(request: Request, max_bytes: int) -> bytes:
 def _announced_length(request: Request) -> int:
     announced = request.headers.get("content-length", "0")
     return int(announced) if announced.isascii() and announced.isdigit() and len(announced) < 20 else 0
-
-
-__all__ = ["ClientDisconnect", "parse_object", "read_object"]

@@ -1,5 +1,6 @@
 """Server-sent events: their bytes, and a response whose first event decides whether there is a stream at all."""
 
+import asyncio
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import suppress
 from typing import Any
@@ -29,20 +30,22 @@ async def first_event(events: Events) -> bytes:
 
 class EventStream(Response):
     """Sends `first` and then `events`; an ApiError becomes one error event, the last. Closes `events` when the client
-    leaves."""
+    leaves, or has not taken all of it after `limit_s`: a client that does not read must not hold a place for ever."""
 
     media_type = "text/event-stream"
 
-    def __init__(self, first: bytes, events: Events) -> None:
+    def __init__(self, first: bytes, events: Events, limit_s: float) -> None:
         super().__init__(None, headers={"Cache-Control": "no-cache"})
         del self.headers["content-length"]
         self._first = first
         self._events = events
+        self._limit_s = limit_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            with suppress(ClientGone):
-                await unless_gone(receive, self._send(send))
+            with suppress(ClientGone, TimeoutError):
+                async with asyncio.timeout(self._limit_s):
+                    await unless_gone(receive, self._send(send))
         finally:
             await self._events.aclose()
 

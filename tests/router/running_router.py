@@ -14,8 +14,9 @@ import httpx
 
 from protocol.curve import ClusterKey
 from router.config import RouterConfig
+from router.model_folder import ModelFolder
 from router.server import Router
-from router.tokenizer import ModelFolder, Tokenizer
+from router.tokenizer import Tokenizer
 from tests.router.fake_node import FakeNode, Script, node_status, stall
 from tests.router.model_folder import MODEL
 

@@ -1,7 +1,6 @@
 """Pieces of text join to the decoding of the whole, against the tokenizers library as oracle."""
 
 import json
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -9,9 +8,10 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as Backend
 
 from router.detokenizer import Detokenizer
-from router.pieces import UnsupportedTokenizer, piece_decoder
-from router.tokenizer import ModelFolder, Tokenizer
-from tests.router.model_folder import byte_level_tokenizer, sentencepiece_tokenizer, write_model_folder
+from router.model_errors import UnsupportedTokenizer
+from router.pieces import piece_decoder
+from router.tokenizer import Tokenizer
+from tests.router.model_folder import byte_level_tokenizer, sentencepiece_tokenizer
 
 BYTE_LEVEL = byte_level_tokenizer()
 SENTENCEPIECE = sentencepiece_tokenizer()
@@ -84,15 +84,3 @@ def test_a_long_run_of_broken_bytes_costs_no_more_per_token_at_its_end(byte_leve
 def test_an_unknown_kind_of_decoder_is_refused_by_name() -> None:
     with pytest.raises(UnsupportedTokenizer, match="WordPiece"):
         piece_decoder({"type": "WordPiece", "prefix": "##", "cleanup": True})
-
-
-def test_a_folder_without_a_fast_tokenizer_is_refused_with_the_remedy(tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedTokenizer, match="fast tokenizer"):
-        ModelFolder(tmp_path)
-
-
-def test_a_model_folder_knows_its_context_and_end_tokens(tmp_path: Path) -> None:
-    folder = ModelFolder(write_model_folder(tmp_path / "tiny"))
-    assert folder.max_context == 512
-    assert folder.tokenizer().piece(2) == b""
-    assert folder.tokenizer().has_chat_template

@@ -4,7 +4,7 @@ from typing import Any
 
 from protocol.messages import Role
 from router.membership import Member
-from router.policy import MAX_PREFILLS, rank_decodes, rank_prefills
+from router.policy import MAX_PREFILLS, able_decodes, rank_decodes, rank_prefills
 from tests.router.fake_node import node_status
 
 LIMIT = 10
@@ -20,7 +20,7 @@ def prefill(name: str, in_flight: int = 0, **status: Any) -> Member:
 
 
 def ranked(decodes: list[Member], prompt: int = 16, tried: tuple[str, ...] = ()) -> list[str]:
-    return [member.instance for member in rank_decodes(decodes, [], prompt, LIMIT, tried)]
+    return [member.instance for member in rank_decodes(able_decodes(decodes, []), prompt, LIMIT, tried)]
 
 
 def test_the_least_loaded_decode_node_comes_first() -> None:
@@ -49,6 +49,13 @@ def test_nodes_that_cannot_take_it_are_left_out() -> None:
         Member(node_status("refused"), 0.0, "another tokenizer"),
     ]
     assert ranked([*out, decode("good")], tried=("tried",)) == ["good"]
+
+
+def test_a_decode_node_needs_a_prefill_node_of_its_own_kind() -> None:
+    decodes = [decode("a", local_prefill=False), decode("b", local_prefill=False, compatibility="other")]
+    assert able_decodes(decodes, []) == []
+    assert able_decodes(decodes, [prefill("p", ready=False)]) == []
+    assert able_decodes(decodes, [prefill("p"), prefill("q")]) == decodes[:1]
 
 
 def test_prefill_nodes_are_ranked_by_load_then_free_pages() -> None:

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.api_keys import BadKeyFile, read_api_keys
-from router.chat_template import BadTemplate, ChatTemplate, TemplateRefused, read_chat_template, special_tokens
+from router.chat_template import ChatTemplate, TemplateRefused, read_chat_template, special_tokens
+from router.model_errors import BadTemplate
 from router.openai.errors import ApiError
 from router.openai.json_body import parse_object
 from router.request_id import MAX_CHARACTERS, sanitised
