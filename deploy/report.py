@@ -40,7 +40,7 @@ def _line(row: Row, widths: Sequence[int], headings: Row) -> str:
 
 
 def _time_row(answer: Answer, ledger: ServedLedger) -> Row:
-    return (answer.question.title, *(f"{seconds * 1e3:.0f}" for seconds in (ledger.ttft_s, *ledger.parts)))
+    return (answer.question.title, *(str(round(seconds * 1e3)) for seconds in (ledger.ttft_s, *ledger.parts)))
 
 
 def _moved_row(answer: Answer, ledger: ServedLedger) -> Row:
