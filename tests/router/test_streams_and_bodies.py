@@ -16,27 +16,8 @@ from router.openai.errors import ApiError
 from router.openai.json_body import read_object
 from router.openai.sse import EventStream
 
-FIELDS = [
-    "model",
-    "messages",
-    "prompt",
-    "max_tokens",
-    "max_completion_tokens",
-    "temperature",
-    "top_p",
-    "seed",
-    "stop",
-    "stream",
-    "stream_options",
-    "n",
-    "logprobs",
-    "tools",
-    "response_format",
-    "logit_bias",
-    "ignore_eos",
-    "user",
-    "x",
-]
+FIELDS = ["model", "messages", "prompt", "max_tokens", "max_completion_tokens", "temperature", "top_p", "seed", "stop"]
+FIELDS += ["stream", "stream_options", "n", "logprobs", "tools", "response_format", "logit_bias", "ignore_eos", "user"]
 LEAVES = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5)
 VALUES = st.recursive(
     LEAVES,
