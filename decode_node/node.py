@@ -16,6 +16,7 @@ from decode_node.server import PrefillLinks
 from engine.engine import Engine
 from engine.loop import EngineLoop
 from fabric.api import MemoryRegion, TransferEngine
+from kv_messenger.peers import Introduction
 from kv_messenger.pump import Pump
 from kv_messenger.receiver import Arrival, Fetch, Receiver
 from protocol.channel import ControlThread
@@ -106,11 +107,9 @@ class DecodeNode:
         self._control = ControlThread(key, membership.instance, self._on_tick)
         self._links = PrefillLinks(self._control)
         self._upward = _AdmissionOnEngine(self._loop)
+        self._compatibility = compatibility_digest(model.digest, engine.layout)
         self._receiver = Receiver(
-            instance=membership.instance,
-            name=membership.name,
-            compatibility=compatibility_digest(model.digest, engine.layout),
-            layout=engine.layout,
+            me=Introduction(membership.instance, membership.name, self._compatibility, engine.layout),
             fabric=fabric,
             region=region,
             owner=self._upward,
@@ -179,7 +178,7 @@ class DecodeNode:
             name=membership.name,
             control_address="",
             status_address=self._pages.address,
-            compatibility=self._receiver.compatibility,
+            compatibility=self._compatibility,
             tokenizer=self._model.tokenizer,
             model=self._model.name,
             provider=self._fabric.provider,

@@ -11,11 +11,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-import msgspec
-
 from fabric.api import Arrived, EndpointFailed, Event, Landing, MemoryRegion, OverCounted, TransferEngine
 from fabric.immediates import ImmediateSlots
 from kv_messenger.checksums import first_difference, page_checksums
+from kv_messenger.peers import Introduction, Peer, PrefillPeers, SendToPeer
 from kv_messenger.plan import expected_writes
 from kv_messenger.receiver_transfer import (
     AccountClosed,
@@ -27,15 +26,12 @@ from kv_messenger.receiver_transfer import (
     ReceiverTransfer,
     Revise,
 )
-from protocol.layout import KVLayout
 from protocol.logs import event as log_event
 from protocol.messages import (
     AbortTransfer,
     Failure,
     FailureCode,
-    Hello,
     HelloRefused,
-    Ping,
     PrefillAddress,
     PrefillRefused,
     PrefillRequest,
@@ -45,10 +41,6 @@ from protocol.messages import (
     Welcome,
 )
 from protocol.ticket import RankTicket, TransferKey, TransferTicket
-
-PING_EVERY_S = 1.0
-PEER_TIMEOUT_S = 4.0
-"""Three missed heartbeats of 1 s, and some slack."""
 
 log = logging.getLogger(__name__)
 
@@ -90,22 +82,6 @@ class ReceiverOwner(Protocol):
     def prefill_timed(self, key: TransferKey, times: PrefillTimes) -> None: ...
 
 
-SendToPeer = Callable[[PrefillAddress, msgspec.Struct], None]
-"""Dials if need be; never blocks."""
-
-
-@dataclass(slots=True)
-class _Peer:
-    """One prefill instance. `waiting`: requests held back until it has welcomed us."""
-
-    address: PrefillAddress
-    number: int
-    landing: Landing
-    last_seen: float
-    welcomed: bool = False
-    waiting: list[PrefillRequest] = field(default_factory=list)
-
-
 @dataclass(slots=True)
 class _Entry:
     """One attempt, with what the fabric and the pool hold for it."""
@@ -134,12 +110,10 @@ class ReceiverCounters:
 
 @dataclass
 class Receiver:
-    """`region` is the registered page pool. `checksums`: compare one per page before a request may be resumed."""
+    """`region` is the registered page pool. `hang_up` closes the control link to an instance. `checksums`: compare one
+    per page before a request may be resumed (debug mode)."""
 
-    instance: str
-    name: str
-    compatibility: str
-    layout: KVLayout
+    me: Introduction
     fabric: TransferEngine
     region: MemoryRegion
     owner: ReceiverOwner
@@ -148,11 +122,11 @@ class Receiver:
     checksums: bool = False
     counters: ReceiverCounters = field(default_factory=ReceiverCounters)
     _slots: ImmediateSlots = field(default_factory=ImmediateSlots)
-    _peers: dict[str, _Peer] = field(default_factory=dict)
-    _lingering: dict[str, Landing] = field(default_factory=dict)
     _entries: dict[TransferKey, _Entry] = field(default_factory=dict)
-    _landings: int = 0
-    _next_ping: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._peers = PrefillPeers(self.me, self.fabric, self.send)
+        self._layout = self.me.layout
 
     @property
     def transfers(self) -> int:
@@ -168,7 +142,7 @@ class Receiver:
 
     @property
     def lingering_landings(self) -> int:
-        return len(self._lingering)
+        return len(self._peers.lingering)
 
     # ---- from the node ----
 
@@ -180,8 +154,8 @@ class Receiver:
             self.owner.kv_failed(fetch.key, Failure(FailureCode.OVERLOADED, "all transfer slots are in use"))
             self.owner.pages_safe(fetch.key)
             return
-        peer = self._peers.get(fetch.peer.instance) or self._greet(fetch.peer)
-        expected = expected_writes(self.layout, self.layout, len(fetch.tokens), fetch.first_page)
+        peer = self._peers.reach(fetch.peer)
+        expected = expected_writes(self._layout, self._layout, len(fetch.tokens), fetch.first_page)
         expectation = self.fabric.expect(peer.landing, immediate, expected)
         transfer = ReceiverTransfer(fetch.key, expected, time.monotonic() + fetch.deadline_s, self.checksums)
         self._entries[fetch.key] = _Entry(fetch, transfer, peer.landing, immediate, expectation)
@@ -202,25 +176,24 @@ class Receiver:
         peer = self._peers.get(instance)
         if peer is not None:
             self._lose(peer, "its process is gone", proven_dead=True)
-        landing = self._lingering.pop(instance, None)
-        if landing is not None:
+        for landing in self._peers.lingering_of(instance):
+            self._peers.forget_lingering(landing)
             self._fence(landing, Failure(FailureCode.NODE_LOST, "prefill node is gone"))
 
     def close_all(self, failure: Failure) -> None:
         """The node is going down: fail what is open and fence every peer."""
         for entry in list(self._entries.values()):
             self._do(entry, entry.transfer.abort(time.monotonic(), failure))
-        for peer in list(self._peers.values()):
-            del self._peers[peer.address.instance]
+        for peer in self._peers.all():
+            self._peers.forget(peer)
             self._fence(peer.landing, failure)
 
     # ---- from the control plane ----
 
     def on_welcome(self, welcome: Welcome) -> None:
-        peer = self._peers.get(welcome.instance)
-        if peer is None or peer.number != welcome.landing:
+        peer = self._peers.welcome(welcome.instance, welcome.landing)
+        if peer is None:
             return
-        peer.welcomed, peer.last_seen = True, time.monotonic()
         waiting, peer.waiting = peer.waiting, []
         for request in waiting:
             if request.ticket.key in self._entries:
@@ -232,17 +205,14 @@ class Receiver:
         peer = self._peers.get(asked)
         if peer is None or peer.number != refused.landing or peer.welcomed:
             return
-        log_event(
-            log, "prefill node refuses us", logging.WARNING, peer=peer.address.name, reason=refused.failure.message
-        )
-        del self._peers[asked]
+        reason = refused.failure.message
+        log_event(log, "prefill node refuses us", logging.WARNING, peer=peer.address.name, reason=reason)
+        self._peers.forget(peer)
         self.hang_up(asked)
         self._fence(peer.landing, refused.failure)
 
     def on_seen(self, instance: str) -> None:
-        peer = self._peers.get(instance)
-        if peer is not None:
-            peer.last_seen = time.monotonic()
+        self._peers.seen(instance)
 
     def on_refused(self, refused: PrefillRefused) -> None:
         entry = self._known(refused.key)
@@ -266,51 +236,28 @@ class Receiver:
     # ---- from the pump ----
 
     def on_event(self, event: Event) -> None:
-        if isinstance(event, Arrived):
-            for entry in self._with_expectation(event.handle):
-                entry.arrived_ns = event.last_ns
-                self._do(entry, entry.transfer.on_arrived(event.count))
-        elif isinstance(event, OverCounted):
-            for entry in self._with_expectation(event.handle):
-                self._do(entry, entry.transfer.on_over_counted(event.count))
-        elif isinstance(event, EndpointFailed):
-            for peer in [p for p in self._peers.values() if p.landing.id == event.endpoint]:
-                self._lose(peer, str(event.error), proven_dead=False)
+        match event:
+            case Arrived() | OverCounted():
+                self._counted(event)
+            case EndpointFailed():
+                peer = self._peers.of_landing(event.endpoint)
+                if peer is not None:
+                    self._lose(peer, str(event.error), proven_dead=False)
 
     def on_tick(self, now: float) -> None:
-        if now >= self._next_ping:
-            self._next_ping = now + PING_EVERY_S
-            for peer in self._peers.values():
-                self.send(peer.address, Ping(instance=self.instance))
-        for peer in [p for p in self._peers.values() if now - p.last_seen > PEER_TIMEOUT_S]:
+        self._peers.ping(now)
+        for peer in self._peers.silent(now):
             self._lose(peer, "no heartbeat", proven_dead=False)
-        for instance, landing in list(self._lingering.items()):
+        for landing in self._peers.lingering:
             if not self._of_landing(landing):
-                del self._lingering[instance]
+                self._peers.forget_lingering(landing)
                 self.fabric.close_endpoint(landing)
         for entry in list(self._entries.values()):
             self._do(entry, entry.transfer.on_tick(now))
 
     # ---- inside ----
 
-    def _greet(self, address: PrefillAddress) -> _Peer:
-        self._landings += 1
-        landing = self.fabric.open_landing(address.name)
-        peer = _Peer(address, self._landings, landing, time.monotonic())
-        self._peers[address.instance] = peer
-        hello = Hello(
-            instance=self.instance,
-            name=self.name,
-            expects=address.instance,
-            compatibility=self.compatibility,
-            layout=self.layout,
-            landing=peer.number,
-            landing_address=landing.address,
-        )
-        self.send(address, hello)
-        return peer
-
-    def _prefill_request(self, fetch: Fetch, peer: _Peer, immediate: int) -> PrefillRequest:
+    def _prefill_request(self, fetch: Fetch, peer: Peer, immediate: int) -> PrefillRequest:
         remote = self.region.remote
         rank = RankTicket(
             region_key=remote.key,
@@ -330,8 +277,15 @@ class Receiver:
             self.counters.unknown_completions += 1
         return entry
 
-    def _with_expectation(self, handle: int) -> list[_Entry]:
-        return [entry for entry in self._entries.values() if entry.expectation == handle]
+    def _counted(self, event: Arrived | OverCounted) -> None:
+        entry = next((entry for entry in self._entries.values() if entry.expectation == event.handle), None)
+        if entry is None:  # an earlier event of the same batch closed it
+            return
+        if isinstance(event, Arrived):
+            entry.arrived_ns = event.last_ns
+            self._do(entry, entry.transfer.on_arrived(event.count))
+        else:
+            self._do(entry, entry.transfer.on_over_counted(event.count))
 
     def _do(self, entry: _Entry, actions: Sequence[Action]) -> None:
         for action in actions:
@@ -369,7 +323,7 @@ class Receiver:
 
     def _arrived(self, entry: _Entry) -> None:
         key, writes = entry.fetch.key, entry.transfer.expected
-        moved = writes * self.layout.page_bytes
+        moved = writes * self._layout.page_bytes
         self.counters.arrived += 1
         self.counters.writes += writes
         self.counters.bytes += moved
@@ -381,7 +335,7 @@ class Receiver:
         theirs = entry.transfer.checksums
         if not self.checksums:
             return None
-        ours = page_checksums(self.region.address, self.layout, entry.fetch.blocks)
+        ours = page_checksums(self.region.address, self._layout, entry.fetch.blocks)
         difference = first_difference(ours, theirs or b"", len(entry.fetch.blocks))
         if difference is None:
             return None
@@ -393,49 +347,42 @@ class Receiver:
         self._slots.give_back(entry.immediate)
         self.owner.pages_safe(entry.fetch.key)
 
-    def _lose(self, peer: _Peer, reason: str, proven_dead: bool) -> None:
+    def _lose(self, peer: Peer, reason: str, proven_dead: bool) -> None:
         """Give up on a peer: every transfer from it fails now, and its landing is closed as soon as that is allowed."""
-        instance = peer.address.instance
+        instance, name = peer.address.instance, peer.address.name
         self.counters.peers_lost += 1
-        log_event(
-            log, "prefill node lost", logging.WARNING, peer=peer.address.name, peer_instance=instance, reason=reason
-        )
-        del self._peers[instance]
-        failure = Failure(FailureCode.NODE_LOST, f"prefill node {peer.address.name} lost: {reason}"[:1000])
+        log_event(log, "prefill node lost", logging.WARNING, peer=name, peer_instance=instance, reason=reason)
+        failure = Failure(FailureCode.NODE_LOST, f"prefill node {name} lost: {reason}"[:1000])
         for entry in self._of_landing(peer.landing):
             self._do(entry, entry.transfer.on_peer_lost(failure))
         if proven_dead or not self.fabric.fence_needs_dead_peer:
+            self._peers.forget(peer)
             self.hang_up(instance)
             self._fence(peer.landing, failure)
         else:
-            self._lingering[instance] = peer.landing
+            self._peers.linger(peer)
 
     def _fence_alive(self, entry: _Entry, reason: str) -> None:
         """A transfer can be settled only by fencing a peer that still answers: all its transfers go down with it."""
-        instance = entry.fetch.peer.instance
-        peer = self._peers.get(instance)
-        if peer is None or self.fabric.fence_needs_dead_peer:
-            return
-        log_event(log, "fencing", logging.WARNING, peer=peer.address.name, peer_instance=instance, reason=reason)
-        self._renew(instance)
+        peer = self._peers.of_landing(entry.landing.id)
+        if peer is not None and not self.fabric.fence_needs_dead_peer:
+            log_event(log, "fencing", logging.WARNING, peer=peer.address.name, reason=reason)
+            self._renew(peer)
 
     def _renew_if_stale(self, entry: _Entry, failure: Failure | None) -> None:
         """The peer has no session for this landing (any more): it needs a fresh one, unless it got one already."""
-        peer = self._peers.get(entry.fetch.peer.instance)
-        stale = failure is not None and failure.code is FailureCode.STALE_PEER
-        if stale and peer is not None and peer.landing.id == entry.landing.id:
-            self._renew(entry.fetch.peer.instance)
+        peer = self._peers.of_landing(entry.landing.id)
+        if peer is not None and failure is not None and failure.code is FailureCode.STALE_PEER:
+            self._renew(peer)
 
-    def _renew(self, instance: str) -> None:
+    def _renew(self, peer: Peer) -> None:
         """Fence a live peer and greet it again on a fresh landing."""
-        peer = self._peers.pop(instance, None)
-        if peer is None:
-            return
         if self.fabric.fence_needs_dead_peer and self._of_landing(peer.landing):
-            self._lingering[instance] = peer.landing
+            self._peers.linger(peer)
         else:
+            self._peers.forget(peer)
             self._fence(peer.landing, Failure(FailureCode.TRANSFER_FAILED, "the prefill node was fenced"))
-        self._greet(peer.address)
+        self._peers.greet(peer.address)
 
     def _fence(self, landing: Landing, failure: Failure) -> None:
         self.counters.fences += 1

@@ -1,0 +1,133 @@
+"""The decode side's view of prefill nodes: one landing endpoint per instance, greeted once, then watched.
+
+    greeted --Welcome--> welcomed --silent, broken--> lost: fenced at once, or (where the provider allows a fence only
+                                                      for a dead peer) its landing lingers until that is proven
+
+Every greeting opens a fresh landing with a higher number; a fenced landing never comes back.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import msgspec
+
+from fabric.api import Landing, TransferEngine
+from protocol.layout import KVLayout
+from protocol.messages import Hello, Ping, PrefillAddress, PrefillRequest
+
+PING_EVERY_S = 1.0
+PEER_TIMEOUT_S = 4.0
+"""Three missed heartbeats of 1 s, and some slack."""
+
+SendToPeer = Callable[[PrefillAddress, msgspec.Struct], None]
+"""Dials if need be; never blocks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Introduction:
+    """What we tell every prefill node about ourselves."""
+
+    instance: str
+    name: str
+    compatibility: str
+    layout: KVLayout
+
+
+@dataclass(slots=True)
+class Peer:
+    """`number`: of its landing. `waiting`: requests held back until it has welcomed us."""
+
+    address: PrefillAddress
+    number: int
+    landing: Landing
+    last_seen: float
+    welcomed: bool = False
+    waiting: list[PrefillRequest] = field(default_factory=list)
+
+
+class PrefillPeers:
+    """Used on the pump's thread alone. It never closes a landing: that is a fence, and the receiver's to decide."""
+
+    def __init__(self, me: Introduction, fabric: TransferEngine, send: SendToPeer) -> None:
+        self._me = me
+        self._fabric = fabric
+        self._send = send
+        self._peers: dict[str, Peer] = {}
+        self._lingering: list[tuple[str, Landing]] = []
+        self._greetings = 0
+        self._next_ping = 0.0
+
+    def __len__(self) -> int:
+        return len(self._peers)
+
+    @property
+    def lingering(self) -> list[Landing]:
+        """Landings of lost peers that may not be closed yet."""
+        return [landing for _, landing in self._lingering]
+
+    def lingering_of(self, instance: str) -> list[Landing]:
+        return [landing for owner, landing in self._lingering if owner == instance]
+
+    def get(self, instance: str) -> Peer | None:
+        return self._peers.get(instance)
+
+    def all(self) -> list[Peer]:
+        return list(self._peers.values())
+
+    def of_landing(self, landing: int) -> Peer | None:
+        return next((peer for peer in self._peers.values() if peer.landing.id == landing), None)
+
+    def reach(self, address: PrefillAddress) -> Peer:
+        return self._peers.get(address.instance) or self.greet(address)
+
+    def greet(self, address: PrefillAddress) -> Peer:
+        """A fresh landing for this instance alone, and Hello."""
+        self._greetings += 1
+        landing = self._fabric.open_landing(address.name)
+        peer = Peer(address, self._greetings, landing, time.monotonic())
+        self._peers[address.instance] = peer
+        hello = Hello(
+            instance=self._me.instance,
+            name=self._me.name,
+            expects=address.instance,
+            compatibility=self._me.compatibility,
+            layout=self._me.layout,
+            landing=peer.number,
+            landing_address=landing.address,
+        )
+        self._send(address, hello)
+        return peer
+
+    def welcome(self, instance: str, number: int) -> Peer | None:
+        """The peer, if this answers its current greeting for the first time."""
+        peer = self._peers.get(instance)
+        if peer is None or peer.number != number or peer.welcomed:
+            return None
+        peer.welcomed, peer.last_seen = True, time.monotonic()
+        return peer
+
+    def seen(self, instance: str) -> None:
+        peer = self._peers.get(instance)
+        if peer is not None:
+            peer.last_seen = time.monotonic()
+
+    def ping(self, now: float) -> None:
+        if now >= self._next_ping:
+            self._next_ping = now + PING_EVERY_S
+            for peer in self._peers.values():
+                self._send(peer.address, Ping(instance=self._me.instance))
+
+    def silent(self, now: float) -> list[Peer]:
+        return [peer for peer in self._peers.values() if now - peer.last_seen > PEER_TIMEOUT_S]
+
+    def forget(self, peer: Peer) -> None:
+        del self._peers[peer.address.instance]
+
+    def linger(self, peer: Peer) -> None:
+        """Forget the peer, keep its landing until `forget_lingering`."""
+        self.forget(peer)
+        self._lingering.append((peer.address.instance, peer.landing))
+
+    def forget_lingering(self, landing: Landing) -> None:
+        self._lingering = [item for item in self._lingering if item[1] is not landing]
