@@ -1,0 +1,308 @@
+"""The receiving side over a simulated network, driven step by step: what it says, and when pages are safe."""
+
+import time
+from dataclasses import dataclass, field
+
+import msgspec
+import numpy as np
+import pytest
+
+from fabric.api import PageWrites
+from fabric.immediates import SLOTS
+from fabric.simulated import SimulatedEngine, SimulatedNetwork
+from kv_messenger.peers import PEER_TIMEOUT_S, Introduction
+from kv_messenger.receiver import Arrival, Fetch, Receiver
+from kv_messenger.receiver_transfer import SETTLE_DEADLINE_S, STOP_DEADLINE_S
+from protocol.messages import (
+    AbortTransfer,
+    Failure,
+    FailureCode,
+    Hello,
+    HelloRefused,
+    PrefillAddress,
+    PrefillRefused,
+    PrefillRequest,
+    PrefillTimes,
+    Stopped,
+    TransferFinished,
+    Welcome,
+)
+from protocol.ticket import TransferKey
+from tests.kv_messenger.builders import layout
+
+OF = layout(layers=2, page_size=4)
+BLOCKS = 16
+PEER = PrefillAddress("prefill-instance", "prefill-0", "tcp://127.0.0.1:1")
+TIMES = PrefillTimes(chunks=1, queue_s=0.0, prefill_s=0.0, early_writes=0, last_chunk_writes=0)
+
+
+class OnlyWhenDead(SimulatedEngine):
+    """As `tcp;ofi_rxm`: a landing may be closed only once its peer is dead."""
+
+    fence_needs_dead_peer = True
+
+
+@dataclass
+class Owner:
+    arrivals: list[Arrival] = field(default_factory=list)
+    failures: dict[TransferKey, Failure] = field(default_factory=dict)
+    safe: list[TransferKey] = field(default_factory=list)
+    timed: list[TransferKey] = field(default_factory=list)
+
+    def kv_arrived(self, arrival: Arrival) -> None:
+        self.arrivals.append(arrival)
+
+    def kv_failed(self, key: TransferKey, failure: Failure) -> None:
+        assert key not in self.failures
+        self.failures[key] = failure
+
+    def pages_safe(self, key: TransferKey) -> None:
+        assert key not in self.safe
+        self.safe.append(key)
+
+    def prefill_timed(self, key: TransferKey, times: PrefillTimes) -> None:
+        self.timed.append(key)
+
+
+class World:
+    """A receiver under test, and the fabric of a sender that the test plays."""
+
+    def __init__(self, kind: type[SimulatedEngine] = SimulatedEngine) -> None:
+        network = SimulatedNetwork()
+        self.fabric, self.sender = kind(network), SimulatedEngine(network)
+        self.pool = np.zeros(BLOCKS * OF.block_bytes, dtype=np.uint8)
+        self.source = np.ones(BLOCKS * OF.block_bytes, dtype=np.uint8)
+        self.source_region = self.sender.register(self.source.ctypes.data, self.source.nbytes)
+        self.owner = Owner()
+        self.sent: list[msgspec.Struct] = []
+        self.hung_up: list[str] = []
+        self.receiver = Receiver(
+            me=Introduction("decode-instance", "decode-0", "digest", OF),
+            fabric=self.fabric,
+            region=self.fabric.register(self.pool.ctypes.data, self.pool.nbytes),
+            owner=self.owner,
+            send=lambda _, message: self.sent.append(message),
+            hang_up=self.hung_up.append,
+        )
+
+    def last(self, kind: type[msgspec.Struct]) -> msgspec.Struct:
+        return [message for message in self.sent if isinstance(message, kind)][-1]
+
+    def fetch(self, name: str = "r", blocks: tuple[int, ...] = (3, 5)) -> TransferKey:
+        key = TransferKey(name, 1, "decode-instance")
+        tokens = [7] * (len(blocks) * OF.page_size)
+        self.receiver.fetch(Fetch(key, "", PEER, tokens, blocks, 0, 60.0))
+        return key
+
+    def welcome(self) -> None:
+        hello = self.last(Hello)
+        assert isinstance(hello, Hello)
+        self.receiver.on_welcome(Welcome(instance=PEER.instance, landing=hello.landing, layout=OF))
+
+    def post(self, pages: int | None = None) -> None:
+        """Write the first `pages` pages of layer 0 (None: all of both layers) of the last PrefillRequest."""
+        request = self.last(PrefillRequest)
+        hello = self.last(Hello)
+        assert isinstance(request, PrefillRequest) and isinstance(hello, Hello)
+        rank = request.ticket.ranks[0]
+        endpoint = self.sender.connect("decode-0", hello.landing_address)
+        for layer in range(2 if pages is None else 1):
+            blocks = rank.blocks[:pages]
+            self.sender.write(
+                endpoint,
+                PageWrites(
+                    source=self.source_region,
+                    source_indices=blocks,
+                    source_stride=OF.block_bytes,
+                    source_offset=0,
+                    target=self.receiver.region.remote,
+                    target_indices=blocks,
+                    target_stride=OF.block_bytes,
+                    target_offset=layer * OF.page_bytes,
+                    length=OF.page_bytes,
+                    immediate=rank.immediate,
+                ),
+            )
+
+    def run(self, turns: int = 40) -> None:
+        for _ in range(turns):
+            self.sender.progress(0)
+            for event in self.fabric.progress(0):
+                self.receiver.on_event(event)
+
+
+def later(seconds: float) -> float:
+    """A clock reading for `on_tick`, so far ahead."""
+    return time.monotonic() + seconds
+
+
+def test_the_request_is_sent_only_after_the_peer_welcomed_us() -> None:
+    world = World()
+    world.fetch()
+    assert [type(message) for message in world.sent] == [Hello]
+    world.welcome()
+    assert [type(message) for message in world.sent] == [Hello, PrefillRequest]
+
+
+def test_all_writes_make_one_arrival_and_safe_pages() -> None:
+    world = World()
+    key = world.fetch()
+    world.welcome()
+    world.post()
+    world.run()
+    assert [(a.key, a.writes, a.bytes) for a in world.owner.arrivals] == [(key, 4, 4 * OF.page_bytes)]
+    assert world.owner.safe == [key] and not world.owner.failures
+    assert world.receiver.transfers == 0 and world.receiver.slots_free == SLOTS
+    assert world.pool[3 * OF.block_bytes] == 1 and world.pool[4 * OF.block_bytes] == 0
+
+
+def test_an_abort_is_safe_once_the_stopped_writes_were_counted() -> None:
+    world = World()
+    key = world.fetch()
+    world.welcome()
+    world.post(pages=1)
+    world.receiver.abort(key, None)
+    assert isinstance(world.sent[-1], AbortTransfer) and world.owner.safe == []
+    world.receiver.on_stopped(Stopped(key=key, posted=1, completed=0, failure=None))
+    assert world.owner.safe == []
+    world.run()
+    assert world.owner.safe == [key] and not world.owner.failures and not world.owner.arrivals
+
+
+def test_a_sender_that_lied_about_its_posts_is_fenced_and_greeted_anew() -> None:
+    world = World()
+    key = world.fetch()
+    world.welcome()
+    world.receiver.on_stopped(Stopped(key=key, posted=3, completed=3, failure=None))
+    world.run()
+    assert world.owner.safe == []
+    world.receiver.on_tick(later(SETTLE_DEADLINE_S))
+    assert world.owner.safe == [key] and world.receiver.counters.fences == 1
+    hellos = [message for message in world.sent if isinstance(message, Hello)]
+    assert [hello.landing for hello in hellos] == [1, 2] and hellos[0].landing_address != hellos[1].landing_address
+
+
+def test_a_write_in_flight_at_the_fence_never_lands() -> None:
+    world = World()
+    key = world.fetch()
+    world.welcome()
+    world.post()
+    world.receiver.abort(key, None)
+    world.receiver.on_tick(later(STOP_DEADLINE_S))
+    assert world.owner.safe == [key]
+    world.run()
+    assert not world.pool.any()
+
+
+def test_a_fence_takes_down_every_transfer_of_that_peer() -> None:
+    world = World()
+    first, second = world.fetch("a", (1,)), world.fetch("b", (2,))
+    world.welcome()
+    world.receiver.abort(first, None)
+    world.receiver.on_tick(later(STOP_DEADLINE_S))
+    assert world.owner.failures[second].code is FailureCode.TRANSFER_FAILED
+    assert set(world.owner.safe) == {first, second}
+
+
+def test_a_silent_peer_is_lost_fenced_and_hung_up() -> None:
+    world = World()
+    key = world.fetch()
+    world.welcome()
+    world.receiver.on_tick(later(PEER_TIMEOUT_S + 0.1))
+    assert world.owner.failures[key].code is FailureCode.NODE_LOST and world.owner.safe == [key]
+    assert world.hung_up == [PEER.instance] and world.receiver.peers == 0
+
+
+def test_where_only_dead_peers_may_be_fenced_a_silent_ones_pages_wait_for_the_proof() -> None:
+    world = World(OnlyWhenDead)
+    key = world.fetch()
+    world.welcome()
+    world.receiver.on_tick(later(PEER_TIMEOUT_S + 0.1))
+    assert key in world.owner.failures and world.owner.safe == []
+    world.receiver.on_tick(later(10_000.0))
+    assert world.owner.safe == [] and world.receiver.lingering_landings == 1
+    world.receiver.peer_dead(PEER.instance)
+    assert world.owner.safe == [key] and world.receiver.lingering_landings == 0
+
+
+def test_a_lost_peer_that_comes_back_and_accounts_for_its_writes_ends_the_wait() -> None:
+    world = World(OnlyWhenDead)
+    key = world.fetch()
+    world.welcome()
+    world.post(pages=1)
+    world.receiver.on_tick(later(PEER_TIMEOUT_S + 0.1))
+    world.receiver.on_stopped(Stopped(key=key, posted=1, completed=1, failure=None))
+    world.run()
+    assert world.owner.safe == [key]
+    world.receiver.on_tick(later(0.0))
+    assert world.receiver.lingering_landings == 0 and world.fabric.counters().endpoints == 0
+
+
+def test_a_refused_greeting_fails_what_waited_for_it() -> None:
+    world = World()
+    key = world.fetch()
+    failure = Failure(FailureCode.INCOMPATIBLE, "page sizes differ")
+    world.receiver.on_hello_refused(PEER.instance, HelloRefused(instance=PEER.instance, landing=1, failure=failure))
+    assert world.owner.failures == {key: failure} and world.owner.safe == [key]
+    assert world.fabric.counters().endpoints == 0
+
+
+def test_a_stale_session_is_renewed_and_the_request_may_be_tried_again() -> None:
+    world = World()
+    key = world.fetch()
+    world.welcome()
+    failure = Failure(FailureCode.STALE_PEER, "no session")
+    world.receiver.on_refused(PrefillRefused(key=key, failure=failure))
+    assert world.owner.failures == {key: failure} and world.owner.safe == [key]
+    hello = world.last(Hello)
+    assert isinstance(hello, Hello) and hello.landing == 2
+
+
+@pytest.mark.parametrize("attempt", [1, 2])
+def test_completions_of_unknown_or_ended_transfers_are_counted_and_dropped(attempt: int) -> None:
+    """P14."""
+    world = World()
+    key = world.fetch()
+    world.welcome()
+    world.post()
+    world.run()
+    unknown = TransferKey("r", attempt, "decode-instance")
+    for _ in range(2):
+        world.receiver.on_stopped(Stopped(key=unknown, posted=4, completed=4, failure=None))
+        world.receiver.on_refused(PrefillRefused(key=unknown, failure=Failure(FailureCode.INVALID, "?")))
+        world.receiver.on_finished(TransferFinished(key=unknown, posted=4, times=TIMES, checksums=None))
+    assert world.receiver.counters.unknown_completions == 4
+    assert world.owner.safe == [key] and not world.owner.failures and len(world.owner.arrivals) == 1
+
+
+def test_without_a_free_slot_a_fetch_is_refused_and_its_pages_are_safe() -> None:
+    world = World()
+    for index in range(SLOTS):
+        world.fetch(str(index), (index % BLOCKS,))
+    key = world.fetch("one too many")
+    assert world.owner.failures[key].code is FailureCode.OVERLOADED and world.owner.safe == [key]
+
+
+def test_closing_fails_what_is_open_and_fences_everybody() -> None:
+    world = World()
+    key = world.fetch()
+    world.welcome()
+    world.post(pages=1)
+    world.receiver.close_all(Failure(FailureCode.DRAINING, "going"))
+    assert world.owner.failures[key].code is FailureCode.DRAINING and world.owner.safe == [key]
+    counters = world.fabric.counters()
+    assert (counters.endpoints, counters.expectations) == (0, 0)
+
+
+def test_two_landings_of_one_instance_may_linger() -> None:
+    world = World(OnlyWhenDead)
+    first = world.fetch("a", (1,))
+    world.welcome()
+    world.receiver.on_tick(later(PEER_TIMEOUT_S + 0.1))
+    second = world.fetch("b", (2,))
+    world.welcome()
+    world.receiver.on_tick(later(PEER_TIMEOUT_S + 0.1))
+    assert world.receiver.lingering_landings == 2
+    world.receiver.peer_dead(PEER.instance)
+    assert set(world.owner.safe) == {first, second}
+    assert world.fabric.counters().endpoints == 0
