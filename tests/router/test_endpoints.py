@@ -1,10 +1,13 @@
 """What a client gets from the generating endpoints when all goes well."""
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import httpx
 import pytest
 
+from protocol.messages import FinishReason
 from tests.router.conftest import REPLY
 from tests.router.fake_node import FakeNode, tokens_then_nothing
 from tests.router.running_router import RunningRouter
@@ -123,3 +126,22 @@ def test_models_are_listed_and_found_by_name(router: RunningRouter) -> None:
     assert [model["id"] for model in router.http.get("/v1/models").json()["data"]] == ["tiny"]
     assert router.http.get("/v1/models/tiny").json()["id"] == "tiny"
     assert router.http.get("/v1/models/other").json()["error"]["code"] == "model_not_found"
+
+
+def test_a_request_stopped_by_a_string_still_gets_its_nodes_ledger(router: RunningRouter, node: FakeNode) -> None:
+    node.script = tokens_then_nothing(router.tokenizer.encode(REPLY))
+    body = {**COMPLETION, "stop": "wö"}
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(router.http.post, "/v1/completions", json=body, headers={"X-Kvferry-Ledger": "1"})
+        assert node.was_asked() and node.was_aborted(node.requests[0].request)
+        node.end(node.requests[0], FinishReason.CANCELLED)
+        assert asked.result(10).json()["kvferry"]["writes"] == 7
+
+
+@pytest.mark.parametrize("name", ["with-dashes-" + "x" * 200, "äöü-🙂"])
+def test_the_clients_request_id_is_echoed_and_never_the_key(router: RunningRouter, node: FakeNode, name: str) -> None:
+    headers = httpx.Headers({b"x-request-id": name.encode()})
+    answer = router.http.post("/v1/completions", json=COMPLETION, headers=headers)
+    assert dict(answer.headers.raw)[b"x-request-id"].decode() == name
+    assert node.requests[0].public_id == name
+    assert answer.json()["id"] == f"cmpl-{node.requests[0].request}"
