@@ -1,6 +1,6 @@
 """Puts an engine together from its parts."""
 
-from pathlib import Path
+from dataclasses import replace
 
 import torch
 
@@ -18,10 +18,12 @@ from engine.progress import ProgressWord
 
 
 def build_engine(options: EngineOptions, head: bool) -> Engine:
-    """`head` False: for a node that never samples. Raises ModelRefused."""
+    """`head` False: for a node that never samples. There, prompts hold all their pages from admission and nothing
+    grows, so no margin is kept. Raises ModelRefused."""
     if options.threads is not None:
         torch.set_num_threads(options.threads)
-    return assemble(load_model(Path(options.model), head=head), options.batching)
+    batching = options.batching if head else replace(options.batching, safety_margin=0.0)
+    return assemble(load_model(options.model, head=head), batching)
 
 
 def assemble(loaded: LoadedModel, config: ContinuousBatchingConfig) -> Engine:

@@ -22,7 +22,7 @@ def _choose(logits: torch.Tensor, key: SampleKey, greedy: int) -> int:
         return greedy
     scaled = (logits - logits.max()).double() / key.params.temperature
     probabilities = torch.softmax(scaled, dim=-1)
-    return nucleus(probabilities, key.params.top_p, uniform(key.seed, key.position))
+    return pick(nucleus(probabilities, key.params.top_p), uniform(key.seed, key.position))
 
 
 def uniform(seed: int, position: int) -> float:
@@ -30,11 +30,18 @@ def uniform(seed: int, position: int) -> float:
     return float(np.random.Generator(np.random.Philox(key=seed, counter=position)).random())
 
 
-def nucleus(probabilities: torch.Tensor, top_p: float, draw: float) -> int:
-    """The token at `draw` of the smallest set of likeliest tokens that holds at least `top_p`; at least one token."""
+def nucleus(probabilities: torch.Tensor, top_p: float) -> torch.Tensor:
+    """The smallest set of likeliest tokens that holds at least `top_p`, at least one token; zero for all others."""
+    if top_p >= 1.0:
+        return probabilities
     values, ids = probabilities.sort(descending=True, stable=True)
-    cumulative = values.cumsum(0)
-    kept = 1 + int((cumulative[:-1] < top_p).sum())
-    total = float(cumulative[kept - 1])
-    index = int(torch.searchsorted(cumulative[:kept], draw * total, right=True))
-    return int(ids[min(index, kept - 1)])
+    kept = 1 + int((values.cumsum(0)[:-1] < top_p).sum())
+    return torch.zeros_like(probabilities).scatter_(0, ids[:kept], values[:kept])
+
+
+def pick(weights: torch.Tensor, draw: float) -> int:
+    """The token where `draw`, in [0, 1), falls when the tokens share that interval by weight."""
+    cumulative = weights.cumsum(0)
+    index = int(torch.searchsorted(cumulative, draw * float(cumulative[-1]), right=True))
+    last = int(torch.searchsorted(cumulative, cumulative[-1]))
+    return min(index, last)

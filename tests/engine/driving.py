@@ -1,8 +1,11 @@
 """Running engines in tests, one step at a time."""
 
+import ctypes
 from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
+
+import numpy as np
 
 from engine.build import assemble
 from engine.config import ContinuousBatchingConfig
@@ -81,3 +84,20 @@ def assert_at_rest(engine: Engine) -> None:
     engine.check()
     assert (engine.running, engine.waiting, engine.pages_quarantined) == (0, 0, 0)
     assert engine.pages_free == engine.pages_total
+
+
+def copy_pages(source: Engine, blocks: list[int], target: Engine, onto: list[int]) -> None:
+    """What the network would do, byte by byte through the registered memory's addresses."""
+    size = source.layout.block_bytes
+    for from_block, to_block in zip(blocks, onto, strict=True):
+        _memory(target)[to_block * size : (to_block + 1) * size] = _memory(source)[
+            from_block * size : (from_block + 1) * size
+        ]
+
+
+def _memory(engine: Engine) -> "np.ndarray[tuple[int], np.dtype[np.uint8]]":
+    return np.ctypeslib.as_array((ctypes.c_uint8 * engine.pool.bytes).from_address(engine.pool.address))
+
+
+def blocks_of(engine: Engine, request_id: str) -> list[int]:
+    return [entry["block"] for entry in engine.ledger() if entry["owner"] == request_id]

@@ -2,37 +2,25 @@
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from engine.engine import Engine
 from engine.request import Request
 from protocol.messages import FinishReason
 from protocol.sampling import SamplingParams
-from tests.engine.driving import assert_at_rest, greedy_request, model_engine, prefill_request, run
+from tests.engine.driving import (
+    assert_at_rest,
+    blocks_of,
+    copy_pages,
+    greedy_request,
+    model_engine,
+    prefill_request,
+    run,
+)
 from tests.engine.tiny_models import greedy, prompt_of
 
 NEW = 6
 CHUNK = 24
-
-
-def copy_pages(source: Engine, blocks: list[int], target: Engine, onto: list[int]) -> None:
-    """What the network would do, byte by byte through the registered memory's addresses."""
-    size = source.layout.block_bytes
-    for from_block, to_block in zip(blocks, onto, strict=True):
-        memory(target)[to_block * size : (to_block + 1) * size] = memory(source)[
-            from_block * size : (from_block + 1) * size
-        ]
-
-
-def memory(engine: Engine) -> "np.ndarray[tuple[int], np.dtype[np.uint8]]":
-    import ctypes
-
-    return np.ctypeslib.as_array((ctypes.c_uint8 * engine.pool.bytes).from_address(engine.pool.address))
-
-
-def blocks_of(engine: Engine, request_id: str) -> list[int]:
-    return [entry["block"] for entry in engine.ledger() if entry["owner"] == request_id]
 
 
 def serve_apart(prefill: Engine, decode: Engine, prompt: list[int]) -> list[int]:

@@ -8,8 +8,15 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from engine.engine import Engine
-from tests.engine.driving import assert_at_rest, greedy_request, model_engine, prefill_request, run
-from tests.engine.test_disaggregation import blocks_of, copy_pages
+from tests.engine.driving import (
+    assert_at_rest,
+    blocks_of,
+    copy_pages,
+    greedy_request,
+    model_engine,
+    prefill_request,
+    run,
+)
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(300)]
 

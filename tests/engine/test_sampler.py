@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.forward_batch import SampleKey
-from engine.sampler import nucleus, sample, uniform
+from engine.sampler import nucleus, pick, sample, uniform
 from protocol.sampling import SamplingParams
 
 
@@ -40,15 +40,15 @@ def test_the_largest_seed_and_a_far_position_work() -> None:
 
 def test_draws_follow_the_distribution() -> None:
     probabilities = torch.tensor([0.1, 0.6, 0.3], dtype=torch.float64)
-    draws = [nucleus(probabilities, 1.0, uniform(5, position)) for position in range(3000)]
+    draws = [pick(probabilities, uniform(5, position)) for position in range(3000)]
     shares = [draws.count(token) / len(draws) for token in range(3)]
     assert all(abs(share - p) < 0.03 for share, p in zip(shares, probabilities.tolist(), strict=True)), shares
 
 
 def test_top_p_keeps_the_smallest_set_that_holds_it_and_at_least_the_best() -> None:
     probabilities = torch.tensor([0.1, 0.6, 0.3], dtype=torch.float64)
-    kept = {top_p: {nucleus(probabilities, top_p, draw / 100) for draw in range(100)} for top_p in (0.01, 0.6, 0.7)}
-    assert kept == {0.01: {1}, 0.6: {1}, 0.7: {1, 2}}
+    kept = {top_p: nucleus(probabilities, top_p).nonzero().flatten().tolist() for top_p in (0.01, 0.6, 0.7, 1.0)}
+    assert kept == {0.01: [1], 0.6: [1], 0.7: [1, 2], 1.0: [0, 1, 2]}
 
 
 @given(
@@ -60,7 +60,7 @@ def test_top_p_keeps_the_smallest_set_that_holds_it_and_at_least_the_best() -> N
 def test_a_drawn_token_is_always_in_the_nucleus(weights: list[float], top_p: float, draw: float) -> None:
     probabilities = torch.tensor(weights, dtype=torch.float64)
     probabilities /= probabilities.sum()
-    token = nucleus(probabilities, top_p, draw)
+    token = pick(nucleus(probabilities, top_p), draw)
     better = float(probabilities[probabilities > probabilities[token]].sum())
     assert better < top_p + 1e-9
 
@@ -77,3 +77,10 @@ def test_a_row_that_is_not_finite_yields_nothing_and_spares_the_others() -> None
     logits[3, 0] = -float("inf")
     tokens = sample(logits, [key(temperature=0.0), *[key()] * 4])
     assert [token is None for token in tokens] == [False, True, True, False, False]
+
+
+def test_a_draw_just_below_one_never_reaches_a_token_without_weight() -> None:
+    weights = torch.tensor([0.3, 0.7, 0.0, 0.0], dtype=torch.float64)
+    assert pick(weights, 1.0 - 2**-53) == 1
+    assert pick(weights, 0.0) == 0
+    assert pick(torch.tensor([0.0, 1.0], dtype=torch.float64), 0.0) == 1
