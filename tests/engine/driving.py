@@ -2,16 +2,15 @@
 
 import ctypes
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-
-import numpy as np
 
 from engine.build import assemble
 from engine.config import ContinuousBatchingConfig
 from engine.engine import Engine
 from engine.models.loading import load_model
-from engine.outputs import Ended, StepOutput
+from engine.outputs import Ended, PrefillChunk, StepOutput
 from engine.request import Request
 from protocol.sampling import SamplingParams
 
@@ -87,17 +86,32 @@ def assert_at_rest(engine: Engine) -> None:
 
 
 def copy_pages(source: Engine, blocks: list[int], target: Engine, onto: list[int]) -> None:
-    """What the network would do, byte by byte through the registered memory's addresses."""
+    """What the network would do: bytes, through the addresses of both pools."""
     size = source.layout.block_bytes
     for from_block, to_block in zip(blocks, onto, strict=True):
-        _memory(target)[to_block * size : (to_block + 1) * size] = _memory(source)[
-            from_block * size : (from_block + 1) * size
-        ]
+        ctypes.memmove(target.pool.address + to_block * size, source.pool.address + from_block * size, size)
 
 
-def _memory(engine: Engine) -> "np.ndarray[tuple[int], np.dtype[np.uint8]]":
-    return np.ctypeslib.as_array((ctypes.c_uint8 * engine.pool.bytes).from_address(engine.pool.address))
+class Tables:
+    """A listener that keeps the block table of every announced request, in token order."""
+
+    def __init__(self) -> None:
+        self.blocks: dict[str, list[int]] = {}
+
+    def before_forward(self, chunks: Sequence[PrefillChunk]) -> None:
+        for chunk in chunks:
+            self.blocks[chunk.request_id] = list(chunk.blocks)
+
+    def forward_ended(self, chunks: Sequence[PrefillChunk], started_ns: int, ended_ns: int) -> None: ...
+
+    def forward_failed(self, chunks: Sequence[PrefillChunk], error: str) -> None: ...
 
 
-def blocks_of(engine: Engine, request_id: str) -> list[int]:
-    return [entry["block"] for entry in engine.ledger() if entry["owner"] == request_id]
+def prefill_here(engine: Engine, prompts: dict[str, list[int]]) -> dict[str, list[int]]:
+    """Run prompts without their last tokens, as a prefill node would; their block tables by request id."""
+    tables = Tables()
+    engine.listener = tables
+    for request_id, prompt in prompts.items():
+        engine.add(prefill_request(request_id, prompt[:-1]))
+    assert sorted(run(engine).prefilled) == sorted(prompts)
+    return tables.blocks

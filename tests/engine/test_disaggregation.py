@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+import torch
 
 from engine.engine import Engine
 from engine.request import Request
@@ -10,11 +11,10 @@ from protocol.messages import FinishReason
 from protocol.sampling import SamplingParams
 from tests.engine.driving import (
     assert_at_rest,
-    blocks_of,
     copy_pages,
     greedy_request,
     model_engine,
-    prefill_request,
+    prefill_here,
     run,
 )
 from tests.engine.tiny_models import greedy, prompt_of
@@ -26,9 +26,7 @@ CHUNK = 24
 def serve_apart(prefill: Engine, decode: Engine, prompt: list[int]) -> list[int]:
     reserved = decode.reserve(greedy_request("r", prompt, NEW))
     assert not decode.has_work
-    prefill.add(prefill_request("r", prompt[:-1]))
-    assert run(prefill).prefilled == ["r"]
-    source = blocks_of(prefill, "r")
+    source = prefill_here(prefill, {"r": prompt})["r"]
     copy_pages(prefill, source, decode, reserved[: len(source)])
     prefill.release("r")
     decode.resume("r", computed=len(prompt) - 1)
@@ -53,9 +51,7 @@ def test_a_page_that_arrives_wrong_changes_the_tokens(tiny_llama: Path) -> None:
     decode = model_engine(tiny_llama, page_size=4)
     prompt = prompt_of(21, seed=3)
     reserved = decode.reserve(greedy_request("r", prompt, NEW))
-    prefill.add(prefill_request("r", prompt[:-1]))
-    run(prefill)
-    source = blocks_of(prefill, "r")
+    source = prefill_here(prefill, {"r": prompt})["r"]
     copy_pages(prefill, source, decode, reserved[: len(source)])
     decode.pool.pages[reserved[2], 1] *= -1
     decode.resume("r", computed=len(prompt) - 1)
@@ -67,9 +63,7 @@ def test_local_and_remote_prompts_share_a_batch(tiny_llama: Path) -> None:
     decode = model_engine(tiny_llama, page_size=4)
     prompts = {"remote": prompt_of(30, seed=4), "local": prompt_of(33, seed=5)}
     reserved = decode.reserve(greedy_request("remote", prompts["remote"], NEW))
-    prefill.add(prefill_request("remote", prompts["remote"][:-1]))
-    run(prefill)
-    source = blocks_of(prefill, "remote")
+    source = prefill_here(prefill, {"remote": prompts["remote"]})["remote"]
     copy_pages(prefill, source, decode, reserved[: len(source)])
     decode.resume("remote", computed=29)
     decode.add(greedy_request("local", prompts["local"], NEW))
@@ -84,3 +78,21 @@ def test_a_limit_of_no_tokens_ends_on_arrival(tiny_llama: Path) -> None:
     gathered = run(decode)
     assert gathered.ended["r"].reason is FinishReason.LENGTH
     assert_at_rest(decode)
+
+
+def test_the_kv_is_what_the_decode_engine_would_have_computed_slot_by_slot(tiny_llama: Path) -> None:
+    """Attention does not mind the order of pages, so tokens alone would not show a mix-up: compare the KV itself."""
+    prompt = prompt_of(23, seed=6)
+    computed = []
+    for busy in (False, True):
+        engine = model_engine(tiny_llama, page_size=4, max_batch_tokens=9, head=False)
+        others = {f"other{i}": prompt_of(10 + i) for i in range(3)} if busy else {}
+        prefill_here(engine, others)
+        for name in list(others)[::2]:
+            engine.release(name)
+        table = prefill_here(engine, {"r": prompt})["r"]
+        assert busy == (table != sorted(table)), "the second table is meant to be out of order"
+        pages = engine.pool.pages[table]
+        tokens = pages.permute(1, 2, 3, 0, 4, 5).reshape(3, 4, 2, len(table) * 4, 8)
+        computed.append(tokens[:, :, :, : len(prompt) - 1])
+    torch.testing.assert_close(computed[0], computed[1], rtol=1e-4, atol=1e-5)

@@ -19,7 +19,7 @@ from engine.models.binding import BoundModel
 from engine.models.families import check_supported
 from engine.models.loading import load_model
 from engine.progress import ProgressWord
-from tests.engine.driving import model_engine, prefill_request, run
+from tests.engine.driving import model_engine, prefill_here, prefill_request
 from tests.engine.tiny_models import prompt_of, save_tiny_model
 
 
@@ -139,8 +139,6 @@ def test_prefill_writes_the_same_bytes_however_it_is_chunked(tiny_llama: Path) -
     pages = []
     for chunk in (7, 64):
         engine = model_engine(tiny_llama, page_size=4, max_batch_tokens=chunk, head=False)
-        engine.add(prefill_request("P", prompt_of(24)))
-        run(engine)
-        table = [entry["block"] for entry in engine.ledger() if entry["owner"] == "P"]
+        table = prefill_here(engine, {"P": prompt_of(25)})["P"]
         pages.append(engine.pool.pages[table].clone())
     torch.testing.assert_close(pages[0], pages[1], rtol=1e-4, atol=1e-5)

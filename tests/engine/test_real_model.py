@@ -10,11 +10,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from engine.engine import Engine
 from tests.engine.driving import (
     assert_at_rest,
-    blocks_of,
     copy_pages,
     greedy_request,
     model_engine,
-    prefill_request,
+    prefill_here,
     run,
 )
 
@@ -76,11 +75,9 @@ def test_disaggregated(model_dir: Path, serving: Engine, prompts: list[list[int]
     prefill = model_engine(model_dir, page_size=64, num_blocks=48, max_batch_tokens=CHUNK, head=False)
     remote = {str(index): prompt for index, prompt in enumerate(prompts) if len(prompt) > 1}
     reserved = {name: serving.reserve(greedy_request(name, prompt, NEW)) for name, prompt in remote.items()}
+    tables = prefill_here(prefill, remote)
     for name, prompt in remote.items():
-        prefill.add(prefill_request(name, prompt[:-1]))
-    assert sorted(run(prefill).prefilled) == sorted(remote)
-    for name, prompt in remote.items():
-        source = blocks_of(prefill, name)
+        source = tables[name]
         copy_pages(prefill, source, serving, reserved[name][: len(source)])
         prefill.release(name)
         serving.resume(name, computed=len(prompt) - 1)

@@ -7,7 +7,7 @@ import pytest
 from engine.engine import Engine
 from engine.request import Request
 from protocol.sampling import SamplingParams
-from tests.engine.driving import blocks_of, copy_pages, greedy_request, model_engine, prefill_request, run
+from tests.engine.driving import copy_pages, greedy_request, model_engine, prefill_here, run
 from tests.engine.tiny_models import prompt_of
 
 PARAMS = SamplingParams(max_new_tokens=10, temperature=0.9, top_p=0.9, seed=1234)
@@ -41,9 +41,8 @@ def test_a_prompt_computed_elsewhere_is_sampled_alike(tiny_llama: Path, expected
     prefill = model_engine(tiny_llama, page_size=4, head=False)
     decode = model_engine(tiny_llama, page_size=4)
     reserved = decode.reserve(Request("S", PROMPT, PARAMS))
-    prefill.add(prefill_request("S", PROMPT[:-1]))
-    run(prefill)
-    copy_pages(prefill, blocks_of(prefill, "S"), decode, reserved[: len(blocks_of(prefill, "S"))])
+    source = prefill_here(prefill, {"S": PROMPT})["S"]
+    copy_pages(prefill, source, decode, reserved[: len(source)])
     decode.resume("S", computed=20)
     assert run(decode).tokens["S"] == expected
 
