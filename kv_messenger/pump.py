@@ -8,7 +8,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from fabric.api import Event, FabricCounters, TransferEngine
@@ -22,7 +22,8 @@ log = logging.getLogger(__name__)
 class PumpOwner(Protocol):
     """What runs on the pump's thread: a sender or a receiver."""
 
-    def on_event(self, event: Event) -> None: ...
+    def on_events(self, events: Sequence[Event]) -> None:
+        """What one `progress` call reported; all of it has happened already."""
 
     def on_tick(self, now: float) -> None: ...
 
@@ -86,8 +87,9 @@ class Pump:
             next_tick = time.monotonic() + TICK_S
             while not self._stopping:
                 self._run_inbox()
-                for event in self._fabric.progress(max(0.0, next_tick - time.monotonic())):
-                    self._owner.on_event(event)
+                events = self._fabric.progress(max(0.0, next_tick - time.monotonic()))
+                if events:
+                    self._owner.on_events(events)
                 if time.monotonic() >= next_tick:
                     next_tick = time.monotonic() + TICK_S
                     self.fabric_counters = self._fabric.counters()

@@ -235,14 +235,15 @@ class Receiver:
 
     # ---- from the pump ----
 
-    def on_event(self, event: Event) -> None:
-        match event:
-            case Arrived() | OverCounted():
-                self._counted(event)
-            case EndpointFailed():
-                peer = self._peers.of_landing(event.endpoint)
-                if peer is not None:
-                    self._lose(peer, str(event.error), proven_dead=False)
+    def on_events(self, events: Sequence[Event]) -> None:
+        for event in events:
+            match event:
+                case Arrived() | OverCounted():
+                    self._counted(event)
+                case EndpointFailed():
+                    peer = self._peers.of_landing(event.endpoint)
+                    if peer is not None:
+                        self._lose(peer, str(event.error), proven_dead=False)
 
     def on_tick(self, now: float) -> None:
         self._peers.ping(now)

@@ -202,15 +202,21 @@ class Sender:
 
     # ---- from the pump ----
 
-    def on_event(self, event: Event) -> None:
-        """A failed write breaks its endpoint, so the whole session goes; a decode node that lives says Hello again."""
-        match event:
-            case WritesEnded():
+    def on_events(self, events: Sequence[Event]) -> None:
+        """Ended batches are booked before failures are acted on, so that a Stopped names every write ever posted. A
+        failed write breaks its endpoint, and the whole session goes; a decode node that lives says Hello again."""
+        broken: dict[int, str] = {}
+        for event in events:
+            if isinstance(event, WritesFailed):
+                broken[self._by_handle[event.handle].endpoint] = str(event.error)
+            elif isinstance(event, EndpointFailed):
+                broken[event.endpoint] = str(event.error)
+            elif isinstance(event, WritesEnded):
                 self._batch_ended(event)
-            case WritesFailed():
-                self._endpoint_failed(self._by_handle[event.handle].endpoint, str(event.error))
-            case EndpointFailed():
-                self._endpoint_failed(event.endpoint, str(event.error))
+        for endpoint, reason in broken.items():
+            session = self._sessions.of_endpoint(endpoint)
+            if session is not None:
+                self._lose(session, reason)
 
     def on_tick(self, now: float) -> None:
         for session in self._sessions.silent(now):
@@ -258,11 +264,6 @@ class Sender:
         transfer = self._transfers.get(self._by_handle.pop(event.handle).key)
         if transfer is not None:
             self._do(transfer, transfer.on_batch_ended(event))
-
-    def _endpoint_failed(self, endpoint: int, reason: str) -> None:
-        session = self._sessions.of_endpoint(endpoint)
-        if session is not None:
-            self._lose(session, reason)
 
     def _lose(self, session: Session, reason: str) -> None:
         self.counters.peers_lost += 1

@@ -13,7 +13,7 @@ from enum import Enum
 
 from fabric.api import PageWrites, WritesEnded
 from kv_messenger.plan import TransferPlan
-from protocol.messages import Failure, FailureCode, PrefillTimes
+from protocol.messages import Failure, PrefillTimes
 from protocol.ticket import TransferKey
 
 
@@ -91,6 +91,8 @@ class SenderTransfer:
     released: bool = False
     _cursor: int = 0
     _unarmed: int = 0
+    _broken: bool = False
+    """A write failed: whoever heard of it calls `stop`; until then this must not look finished."""
     _forwards_ended: int = 0
     _open: dict[int, bool] = field(default_factory=dict)
     """handle of each batch that has not ended -> whether it belongs to the chunk that ends the prompt"""
@@ -141,8 +143,7 @@ class SenderTransfer:
             self.posted += event.posted
         if last_chunk:
             self._last_chunk_posts.append((event.last_posted_ns, event.posted))
-        if event.error is not None and self.live:
-            return self.stop(Failure(FailureCode.TRANSFER_FAILED, str(event.error)[:1000]))
+        self._broken |= event.error is not None
         return self._finish_if_done() if self.live else self._release_if_idle()
 
     def stop(self, failure: Failure | None) -> list[Action]:
@@ -166,7 +167,7 @@ class SenderTransfer:
         return range(first, self._cursor)
 
     def _finish_if_done(self) -> list[Action]:
-        busy = self._open or self._unarmed or self._forwards_ended < self.chunks
+        busy = self._open or self._unarmed or self._broken or self._forwards_ended < self.chunks
         if self.state is not SenderState.LAST_ARMED or busy:
             return []
         self.state = SenderState.FINISHED

@@ -199,6 +199,8 @@ class World:
             return
         event = WritesEnded(batch.handle, batch.posted, batch.landed, 0, False, batch.error, 1, 1, 1)
         self.do_sender(self.sender.on_batch_ended(event))
+        if batch.error is not None:
+            self.do_sender(self.sender.stop(GONE))
 
     def abort(self) -> None:
         self.do_receiver(self.receiver.abort(self.now, None))

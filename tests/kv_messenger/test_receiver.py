@@ -127,8 +127,7 @@ class World:
     def run(self, turns: int = 40) -> None:
         for _ in range(turns):
             self.sender.progress(0)
-            for event in self.fabric.progress(0):
-                self.receiver.on_event(event)
+            self.receiver.on_events(self.fabric.progress(0))
 
 
 def later(seconds: float) -> float:

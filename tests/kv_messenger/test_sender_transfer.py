@@ -17,6 +17,7 @@ from tests.kv_messenger.builders import KEY, layout, plan
 
 BROKEN = OperationError("fi_writedata", 5, "broken", "", "decode-0")
 ABORTED: Failure | None = None
+LOST = Failure(FailureCode.STALE_PEER, "session lost")
 
 
 def ended(handle: int, posted: int = 2, error: OperationError | None = None, at_ns: int = 50) -> WritesEnded:
@@ -93,11 +94,19 @@ def test_an_abort_before_the_first_chunk_releases_at_once() -> None:
 
 def test_a_failed_write_stops_the_others_and_counts_what_was_posted_before() -> None:
     transfer, (first, second) = started()
-    assert transfer.on_batch_ended(ended(first, posted=2, error=BROKEN)) == [StopPosting((second,))]
-    stopped = transfer.on_cancelled(posted=1, completed=0)
-    assert isinstance(stopped[0], ReportStopped) and stopped[0].posted == 3 and stopped[0].completed == 1
-    assert stopped[0].failure is not None and stopped[0].failure.code is FailureCode.TRANSFER_FAILED
+    assert transfer.on_batch_ended(ended(first, posted=2, error=BROKEN)) == []
+    assert transfer.stop(LOST) == [StopPosting((second,))]
+    assert transfer.on_cancelled(posted=1, completed=0) == [ReportStopped(3, 1, LOST)]
     assert transfer.on_batch_ended(ended(second, posted=1)) == [ReleaseSource()]
+
+
+def test_a_transfer_with_a_failed_write_never_looks_finished() -> None:
+    transfer, (first, second) = started()
+    transfer.on_forward_ended(20, 100)
+    transfer.on_batch_ended(ended(first))
+    assert transfer.on_batch_ended(ended(second, error=BROKEN)) == []
+    assert transfer.stop(LOST) == [StopPosting(())]
+    assert kinds(transfer.on_cancelled(0, 0)) == [ReportStopped, ReleaseSource]
 
 
 def test_stopping_twice_or_after_the_end_is_a_no_op() -> None:
