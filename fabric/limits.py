@@ -12,4 +12,4 @@ class Limits:
 
     endpoint_writes: int = 64
     domain_writes: int = 512
-    connect_seconds: float = 3.0
+    connect_seconds: float = 5.0

@@ -3,9 +3,6 @@
 same conformance suite. `progress(0)` takes exactly one turn, so a single thread replays a run exactly.
 """
 
-import ctypes
-import errno
-import os
 import threading
 import time
 from itertools import count
@@ -17,13 +14,13 @@ from fabric.errors import EndpointClosed, FabricUsageError, OperationError
 from fabric.faults import Faults
 from fabric.immediates import pack
 from fabric.limits import Limits
-from fabric.simulated_batches import SimulatedBatch, SimulatedEndpoint
+from fabric.simulated_batches import SimulatedBatch
 from fabric.simulated_network import SimulatedNetwork
+from fabric.simulated_sender import SimulatedSender
 
 __all__ = ["Faults", "SimulatedEngine", "SimulatedNetwork"]
 
 _STEPS_PER_TURN = 16
-_QUANTUM = 8  # writes that one endpoint posts before the next has its turn
 _NAP_SECONDS = 0.0005  # between turns while words are armed or writes in flight
 
 
@@ -37,15 +34,12 @@ class SimulatedEngine(TransferEngine):
         self.changed = threading.Condition(network.lock)
         self._network = network
         self._name = name
-        self._limits = limits or Limits()
         self._ids = count(1)
         self._closed = self._woken = False
         self._regions: dict[int, MemoryRegion] = {}
         self._landings: dict[int, Landing] = {}
-        self._sendings: dict[int, SimulatedEndpoint] = {}
+        self._sender = SimulatedSender(network, self, limits or Limits())
         self._counting = ImmediateCounter()
-        self._events: list[Event] = []
-        self._posted = self._completed = self._failed = self._bytes = self._retries = self._outstanding = 0
         network.join(self)
 
     def __repr__(self) -> str:
@@ -61,10 +55,7 @@ class SimulatedEngine(TransferEngine):
         return next((region for region in self._regions.values() if region.remote.key == key), None)
 
     def completed(self, batch: SimulatedBatch, error: OperationError | None, now: int) -> None:
-        self._outstanding -= 1
-        self._completed += error is None
-        self._failed += error is not None
-        batch.on_completed(error, now)
+        self._sender.on_completed(batch, error, now)
         self.changed.notify_all()
 
     # Memory and endpoints.
@@ -95,7 +86,7 @@ class SimulatedEngine(TransferEngine):
         with self._network.lock:
             self._check_open()
             sending = Sending(next(self._ids), peer)
-            self._sendings[sending.id] = SimulatedEndpoint(sending.id, peer, landing_address, self._events)
+            self._sender.connect(sending.id, peer, landing_address)
             return sending
 
     def close_endpoint(self, endpoint: Landing | Sending) -> None:
@@ -105,14 +96,8 @@ class SimulatedEngine(TransferEngine):
                 self._counting.drop(endpoint.id)
                 del self._landings[endpoint.id]
             else:
-                self._close_sending(self._sending(endpoint))
-
-    def _close_sending(self, sending: SimulatedEndpoint) -> None:
-        self._network.close_sending(sending)
-        self._outstanding -= sending.outstanding
-        for batch in list(sending.batches.values()):
-            batch.abandon()
-        del self._sendings[sending.id]
+                self._check_sending(endpoint)
+                self._sender.close(endpoint.id)
 
     def _check_open(self) -> None:
         if self._closed:
@@ -123,46 +108,31 @@ class SimulatedEngine(TransferEngine):
             raise EndpointClosed(f"endpoint {landing.id} to {landing.peer} is closed")
         return landing
 
-    def _sending(self, sending: Sending) -> SimulatedEndpoint:
-        if sending.id not in self._sendings:
+    def _check_sending(self, sending: Sending) -> None:
+        if sending.id not in self._sender.endpoints:
             raise EndpointClosed(f"endpoint {sending.id} to {sending.peer} is closed")
-        return self._sendings[sending.id]
 
     # Writes.
 
     def write(self, endpoint: Sending, batch: PageWrites) -> int:
-        with self._network.lock:
-            queued = self._submit(endpoint, batch)
-            if not queued.ended:
-                queued.endpoint.queue.append(queued)
-            return queued.handle
+        return self._submit(endpoint, batch, None)
 
     def write_when(self, endpoint: Sending, word_address: int, threshold: int, batch: PageWrites) -> int:
         paged.check_word(word_address)
-        with self._network.lock:
-            armed = self._submit(endpoint, batch)
-            if not armed.ended:
-                armed.word = word_address, threshold
-            return armed.handle
+        return self._submit(endpoint, batch, (word_address, threshold))
 
-    def _submit(self, endpoint: Sending, batch: PageWrites) -> SimulatedBatch:
-        sending = self._sending(endpoint)
-        paged.check(batch)
-        if batch.source.id not in self._regions:
-            raise FabricUsageError(f"source region {batch.source.id} is not registered here")
-        submitted = SimulatedBatch(next(self._ids), sending, batch)
-        if sending.error is not None:
-            submitted.fail(sending.error)
-        return submitted
+    def _submit(self, endpoint: Sending, batch: PageWrites, word: tuple[int, int] | None) -> int:
+        with self._network.lock:
+            self._check_sending(endpoint)
+            if batch.source.id not in self._regions:
+                raise FabricUsageError(f"source region {batch.source.id} is not registered here")
+            handle = next(self._ids)
+            self._sender.submit(endpoint.id, handle, batch, word)
+            return handle
 
     def cancel(self, handle: int) -> tuple[int, int]:
         with self._network.lock:
-            for sending in self._sendings.values():
-                if handle in sending.batches:
-                    batch = sending.batches[handle]
-                    batch.cancel()
-                    return batch.posted, batch.completed
-            return 0, 0
+            return self._sender.cancel(handle)
 
     # Expectations.
 
@@ -208,71 +178,14 @@ class SimulatedEngine(TransferEngine):
         """One turn; True if the next one may do more without anybody's help."""
         if self._network.is_dead(self):
             return False
-        self._fire()
-        self._post()
+        self._sender.fire()
+        self._sender.post()
         moving = [self._network.step() for _ in range(_STEPS_PER_TURN)][-1]
-        return moving or any(sending.queue for sending in self._sendings.values()) or bool(self._armed())
-
-    def _armed(self) -> list[SimulatedBatch]:
-        batches = (batch for sending in self._sendings.values() for batch in sending.batches.values())
-        return [batch for batch in batches if batch.word is not None]
-
-    def _fire(self) -> None:
-        """In threshold order, as a word that jumped past several must do."""
-        for batch in sorted(self._armed(), key=lambda batch: batch.word or (0, 0)):
-            assert batch.word is not None
-            address, threshold = batch.word
-            if ctypes.c_uint64.from_address(address).value >= threshold:
-                batch.word = None
-                batch.endpoint.queue.append(batch)
-
-    def _post(self) -> None:
-        """Round robin between endpoints; the first one goes to the back for the next turn."""
-        posted = True
-        while posted:
-            posted = False
-            for sending in list(self._sendings.values()):
-                posted |= self._post_some(sending)
-        for first in list(self._sendings)[:1]:
-            self._sendings[first] = self._sendings.pop(first)
-
-    def _may_post(self, sending: SimulatedEndpoint) -> bool:
-        room = sending.outstanding < self._limits.endpoint_writes
-        return (
-            bool(sending.queue) and room and (not sending.outstanding or self._outstanding < self._limits.domain_writes)
-        )
-
-    def _post_some(self, sending: SimulatedEndpoint) -> bool:
-        posted = False
-        for _ in range(_QUANTUM):
-            if not self._may_post(sending):
-                break
-            batch = sending.queue[0]
-            if batch.unposted and not self._post_write(sending, batch):
-                break
-            posted = True
-            if not batch.unposted and batch in sending.queue:
-                sending.queue.remove(batch)
-            batch.end_if_done()
-        return posted
-
-    def _post_write(self, sending: SimulatedEndpoint, batch: SimulatedBatch) -> bool:
-        code = self._network.try_post()
-        if code == errno.EAGAIN:
-            self._retries += 1
-        elif code:
-            sending.fail(OperationError("simulated post", code, os.strerror(code), "", sending.peer))
-        else:
-            self._network.launch(self, batch)
-            batch.on_posted(time.monotonic_ns())
-            self._posted += 1
-            self._outstanding += 1
-            self._bytes += batch.writes.length
-        return not code
+        return moving or self._sender.has_work
 
     def _take_events(self) -> list[Event]:
-        events: list[Event] = [*self._counting.take_events(), *self._events]
-        self._events.clear()
+        events: list[Event] = [*self._counting.take_events(), *self._sender.events]
+        self._sender.events.clear()
         return events
 
     def wake(self) -> None:
@@ -283,18 +196,18 @@ class SimulatedEngine(TransferEngine):
     def counters(self) -> FabricCounters:
         with self._network.lock:
             return FabricCounters(
-                writes_posted=self._posted,
-                writes_completed=self._completed,
-                writes_failed=self._failed,
-                bytes_posted=self._bytes,
+                writes_posted=self._sender.posted,
+                writes_completed=self._sender.completed,
+                writes_failed=self._sender.failed,
+                bytes_posted=self._sender.bytes,
                 immediates_counted=self._counting.counted,
                 stale_immediates=self._counting.stale,
                 over_counts=self._counting.over_counts,
-                post_retries=self._retries,
-                outstanding=self._outstanding,
-                armed=len(self._armed()),
+                post_retries=self._sender.retries,
+                outstanding=self._sender.outstanding,
+                armed=len(self._sender.armed),
                 expectations=len(self._counting),
-                endpoints=len(self._landings) + len(self._sendings),
+                endpoints=len(self._landings) + len(self._sender.endpoints),
                 regions=len(self._regions),
             )
 
@@ -305,8 +218,8 @@ class SimulatedEngine(TransferEngine):
             self._closed = True
             for endpoint in list(self._landings.values()):
                 self.close_endpoint(endpoint)
-            for sending in list(self._sendings.values()):
-                self._close_sending(sending)
+            for sending in list(self._sender.endpoints):
+                self._sender.close(sending)
             self._regions.clear()
-            self._events.clear()
+            self._sender.events.clear()
             self._network.leave(self)

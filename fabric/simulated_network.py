@@ -181,11 +181,11 @@ class SimulatedNetwork:
         due = [flight for flight in self._flights if flight.due <= self._steps and not self._is_held(flight)]
         if self._faults.reorder:
             return self._random.choice(due) if due else None
-        blocked: set[int] = set()
+        blocked: set[SimulatedEndpoint] = set()
         for flight in self._flights:
-            if flight in due and flight.batch.endpoint.id not in blocked:
+            if flight in due and flight.batch.endpoint not in blocked:
                 return flight
-            blocked.add(flight.batch.endpoint.id)
+            blocked.add(flight.batch.endpoint)
         return None
 
     def _deliver(self, flight: _Flight) -> None:

@@ -1,0 +1,126 @@
+"""The sending half of a simulated engine: arms, queues and posts, fairly and within its caps, as the C core does."""
+
+import ctypes
+import errno
+import os
+import time
+from collections.abc import Iterator
+
+from fabric import paged
+from fabric.api import Event, PageWrites
+from fabric.errors import OperationError
+from fabric.limits import Limits
+from fabric.simulated_batches import SimulatedBatch, SimulatedEndpoint
+from fabric.simulated_network import NetworkUser, SimulatedNetwork
+
+_QUANTUM = 8  # writes that one endpoint posts before the next has its turn
+
+
+class SimulatedSender:
+    """Every call under the network's lock. `events` collects what is to be reported."""
+
+    def __init__(self, network: SimulatedNetwork, owner: NetworkUser, limits: Limits) -> None:
+        self._network = network
+        self._owner = owner
+        self._limits = limits
+        self.endpoints: dict[int, SimulatedEndpoint] = {}
+        self.events: list[Event] = []
+        self.posted = self.completed = self.failed = self.bytes = self.retries = self.outstanding = 0
+
+    def connect(self, endpoint: int, peer: str, landing_address: bytes) -> None:
+        self.endpoints[endpoint] = SimulatedEndpoint(endpoint, peer, landing_address, self.events)
+
+    def close(self, endpoint: int) -> None:
+        closed = self.endpoints.pop(endpoint)
+        self._network.close_sending(closed)
+        self.outstanding -= closed.outstanding
+        for batch in list(closed.batches.values()):
+            batch.abandon()
+
+    @property
+    def batches(self) -> Iterator[SimulatedBatch]:
+        return (batch for endpoint in self.endpoints.values() for batch in endpoint.batches.values())
+
+    @property
+    def armed(self) -> list[SimulatedBatch]:
+        return [batch for batch in self.batches if batch.word is not None]
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.armed) or any(endpoint.queue for endpoint in self.endpoints.values())
+
+    def submit(self, endpoint: int, handle: int, writes: PageWrites, word: tuple[int, int] | None) -> None:
+        """`word`: (address, threshold), or None to post now."""
+        paged.check(writes)
+        batch = SimulatedBatch(handle, self.endpoints[endpoint], writes)
+        if batch.endpoint.error is not None:
+            batch.fail(batch.endpoint.error)
+        elif word is None:
+            batch.endpoint.queue.append(batch)
+        else:
+            batch.word = word
+
+    def cancel(self, handle: int) -> tuple[int, int]:
+        for batch in self.batches:
+            if batch.handle == handle:
+                batch.cancel()
+                return batch.posted, batch.completed
+        return 0, 0
+
+    def on_completed(self, batch: SimulatedBatch, error: OperationError | None, now: int) -> None:
+        self.outstanding -= 1
+        self.completed += error is None
+        self.failed += error is not None
+        batch.on_completed(error, now)
+
+    def fire(self) -> None:
+        """In threshold order, as a word that jumped past several must do."""
+        for batch in sorted(self.armed, key=lambda batch: batch.word or (0, 0)):
+            assert batch.word is not None
+            address, threshold = batch.word
+            if ctypes.c_uint64.from_address(address).value >= threshold:
+                batch.word = None
+                batch.endpoint.queue.append(batch)
+
+    def post(self) -> None:
+        """Round robin between endpoints; the first one goes to the back for the next turn."""
+        posted = True
+        while posted:
+            posted = False
+            for endpoint in list(self.endpoints.values()):
+                posted |= self._post_some(endpoint)
+        for first in list(self.endpoints)[:1]:
+            self.endpoints[first] = self.endpoints.pop(first)
+
+    def _may_post(self, endpoint: SimulatedEndpoint) -> bool:
+        if not endpoint.queue or endpoint.outstanding >= self._limits.endpoint_writes:
+            return False
+        return not endpoint.outstanding or self.outstanding < self._limits.domain_writes
+
+    def _post_some(self, endpoint: SimulatedEndpoint) -> bool:
+        posted = False
+        for _ in range(_QUANTUM):
+            if not self._may_post(endpoint):
+                break
+            batch = endpoint.queue[0]
+            if batch.unposted and not self._post_write(endpoint, batch):
+                break
+            posted = True
+            if not batch.unposted and batch in endpoint.queue:
+                endpoint.queue.remove(batch)
+            batch.end_if_done()
+        return posted
+
+    def _post_write(self, endpoint: SimulatedEndpoint, batch: SimulatedBatch) -> bool:
+        code = self._network.try_post()
+        if code == errno.EAGAIN:
+            self.retries += 1
+        elif code:
+            endpoint.fail(OperationError("simulated post", code, os.strerror(code), "", endpoint.peer))
+        else:
+            self._network.launch(self._owner, batch)
+            batch.on_posted(time.monotonic_ns())
+            self.posted += 1
+            self.outstanding += 1
+            self.bytes += batch.writes.length
+        return not code
