@@ -64,16 +64,16 @@ class _AdmissionOnEngine:
         self.admission: Admission | None = None
 
     def kv_arrived(self, arrival: Arrival) -> None:
-        self._loop.submit(lambda _: self._there().kv_arrived(arrival))
+        self._loop.post(lambda _: self._there().kv_arrived(arrival))
 
     def kv_failed(self, key: TransferKey, failure: Failure) -> None:
-        self._loop.submit(lambda _: self._there().kv_failed(key, failure))
+        self._loop.post(lambda _: self._there().kv_failed(key, failure))
 
     def pages_safe(self, key: TransferKey) -> None:
-        self._loop.submit(lambda _: self._there().pages_safe(key))
+        self._loop.post(lambda _: self._there().pages_safe(key))
 
     def prefill_timed(self, key: TransferKey, times: PrefillTimes) -> None:
-        self._loop.submit(lambda _: self._there().prefill_timed(key, times))
+        self._loop.post(lambda _: self._there().prefill_timed(key, times))
 
     def _there(self) -> Admission:
         assert self.admission is not None
@@ -152,14 +152,14 @@ class DecodeNode:
     def drain(self, grace_s: float) -> bool:
         """Take nothing new and wait for what runs. False if some of it was still running at the end."""
         self._idle.clear()
-        self._loop.submit(lambda _: self._start_draining())
+        self._loop.post(lambda _: self._start_draining())
         self._control.post(self._router.announce)
         return self._idle.wait(grace_s)
 
     def close(self) -> None:
         """In reverse: end the requests, fence the peers, then close sockets, fabric and engine. A thread ends only
         after those that post to it."""
-        self._loop.submit(lambda _: self._end_all())
+        self._loop.post(lambda _: self._end_all())
         going = Failure(FailureCode.DRAINING, "the decode node is stopping")
         self._pump.submit(lambda: self._receiver.close_all(going))
         self._control.close()
@@ -240,20 +240,20 @@ class DecodeNode:
     def _on_router_message(self, message: DecodeRequest | Abort) -> None:
         match message:
             case DecodeRequest():
-                self._loop.submit(lambda _: self._admission.accept(message))
+                self._loop.post(lambda _: self._admission.accept(message))
             case Abort():
-                self._loop.submit(lambda _: self._admission.abort(message.request))
+                self._loop.post(lambda _: self._admission.abort(message.request))
 
     def _on_gate_released(self) -> None:
-        self._loop.submit(lambda _: self._admission.on_gate_released())
+        self._loop.post(lambda _: self._admission.on_gate_released())
 
     def _on_router_lost(self) -> None:
-        self._loop.submit(lambda _: self._admission.abort_all())
+        self._loop.post(lambda _: self._admission.abort_all())
 
     def _on_tick(self) -> None:
         self._router.on_tick()
         self._links.on_tick()
-        self._loop.submit(lambda _: self._tick_engine())
+        self._loop.post(lambda _: self._tick_engine())
 
     def _tick_engine(self) -> None:
         self._admission.on_tick()

@@ -26,7 +26,7 @@ class EngineLoop:
     def __init__(self, engine: Engine, on_step: Callable[[StepOutput], None]) -> None:
         self._engine = engine
         self._on_step = on_step
-        self._inbox: deque[tuple[Callable[[Engine], Any], Future[Any]]] = deque()
+        self._inbox: deque[tuple[Callable[[Engine], Any], Future[Any] | None]] = deque()
         self._wake = threading.Condition()
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -58,12 +58,19 @@ class EngineLoop:
         LoopStopped once the loop has ended or was told to.
         """
         future: Future[T] = Future()
+        self._put(call, future)
+        return future
+
+    def post(self, call: Callable[[Engine], Any]) -> None:
+        """As `submit`, for a call that nobody waits for: if it raises, that is a bug, and it ends the loop."""
+        self._put(call, None)
+
+    def _put(self, call: Callable[[Engine], Any], future: "Future[Any] | None") -> None:
         with self._wake:
             if self._stopping:
                 raise LoopStopped(f"the engine's thread has ended: {self.error or 'it was stopped'}")
             self._inbox.append((call, future))
             self._wake.notify()
-        return future
 
     def _run(self) -> None:
         try:
@@ -86,15 +93,19 @@ class EngineLoop:
     def _run_inbox(self) -> None:
         while self._inbox:
             call, future = self._inbox.popleft()
-            if not future.set_running_or_notify_cancel():
-                continue
-            try:
-                future.set_result(call(self._engine))
-            except EngineError as error:
-                future.set_exception(error)
-            except Exception as error:
-                log.exception("a call on the engine's thread failed")
-                future.set_exception(error)
+            if future is None:
+                call(self._engine)
+            elif future.set_running_or_notify_cancel():
+                self._answer(call, future)
+
+    def _answer(self, call: Callable[[Engine], Any], future: "Future[Any]") -> None:
+        try:
+            future.set_result(call(self._engine))
+        except EngineError as error:
+            future.set_exception(error)
+        except Exception as error:
+            log.exception("a call on the engine's thread failed")
+            future.set_exception(error)
 
     def _report(self, output: StepOutput) -> None:
         if output:
@@ -105,4 +116,5 @@ class EngineLoop:
             self._stopping = True
             rest, self._inbox = list(self._inbox), deque()
         for _, future in rest:
-            future.cancel()
+            if future is not None:
+                future.cancel()

@@ -35,13 +35,13 @@ class PrefillEngine:
         self._pump = pump
 
     def submit(self, request_id: str, tokens: Sequence[int], refused: Callable[[Failure], None]) -> None:
-        self._loop.submit(lambda engine: self._add(engine, request_id, tokens, refused))
+        self._loop.post(lambda engine: self._add(engine, request_id, tokens, refused))
 
     def abort(self, request_id: str) -> None:
-        self._loop.submit(lambda engine: engine.abort(request_id))
+        self._loop.post(lambda engine: engine.abort(request_id))
 
     def release(self, request_id: str) -> None:
-        self._loop.submit(lambda engine: engine.release(request_id))
+        self._loop.post(lambda engine: engine.release(request_id))
 
     def _add(self, engine: Engine, request_id: str, tokens: Sequence[int], refused: Callable[[Failure], None]) -> None:
         failure = self._try_to_add(engine, request_id, tokens)

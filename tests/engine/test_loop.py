@@ -7,7 +7,7 @@ from concurrent.futures import CancelledError
 import pytest
 
 from engine.engine import Engine
-from engine.errors import InvalidRequest, LoopStopped
+from engine.errors import InvalidRequest, LoopStopped, PoisonBroken
 from engine.forward_batch import ForwardBatch
 from engine.loop import EngineLoop
 from engine.outputs import StepOutput
@@ -156,3 +156,16 @@ def test_a_forward_that_fails_does_not_end_the_loop(loop: EngineLoop, harness: H
     loop.submit(lambda engine: engine.add(greedy_request("B", [1], 1)))
     collector.wait_ended("B")
     assert loop.alive
+
+
+def test_a_posted_call_that_raises_ends_the_loop_with_its_error(harness: Harness) -> None:
+    """Nobody waits for it, so nobody else would ever hear of it: not even an error of the engine's own is kept."""
+    loop = EngineLoop(harness.engine, on_step=lambda _: None)
+    loop.start()
+
+    def fail(_: object) -> None:
+        raise PoisonBroken("written to while free")
+
+    loop.post(fail)
+    loop.stop()
+    assert not loop.alive and isinstance(loop.error, PoisonBroken)
