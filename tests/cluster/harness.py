@@ -9,8 +9,8 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
@@ -29,7 +29,7 @@ from tests.cluster.node_process import NodeProcess, Role, events_in
 MODEL = "tiny"
 PAGE = 16
 BLOCKS = 128
-DEADLINE_S = 60.0
+DEADLINE_S = 40.0
 """For what a healthy cluster does soon, on a machine with much else to do."""
 _POLL_S = 0.05
 _AT_REST = ("transfers", "requests", "prompts_running", "prompts_waiting", "lingering_landings", "pages_quarantined")
@@ -64,8 +64,31 @@ class Node:
         started = [line["instance"] for line in self.process.events() if line["event"].endswith("node started")]
         return str(started[0]) if started else None
 
-    def gates(self) -> "closing[GateClient]":
-        return closing(GateClient(self.gates_path))
+
+class HeldGate:
+    """One gate, held in some processes."""
+
+    def __init__(self, gate: str, clients: Mapping[str, GateClient]) -> None:
+        self._gate = gate
+        self._clients = clients
+
+    def reached(self, name: str) -> None:
+        """Wait until a request stands there."""
+        assert self._clients[name].reached(self._gate, DEADLINE_S), f"nothing reached {self._gate} in {name}"
+
+    def reached_first(self) -> str:
+        """Wait until a request stands there in any of the processes."""
+        there: list[str] = []
+
+        def look() -> bool:
+            there.extend(name for name, client in self._clients.items() if client.reached(self._gate, 0.0))
+            return bool(there)
+
+        eventually(look, f"a request stands at {self._gate}")
+        return there[0]
+
+    def release(self, name: str) -> None:
+        self._clients[name].release(self._gate)
 
 
 class ProcessCluster:
@@ -162,6 +185,11 @@ class ProcessCluster:
         (address,) = [m["status_address"] for m in self.members() if m["instance"] == node.instance]
         return httpx.get(f"{address}{page}", timeout=DEADLINE_S, trust_env=False)
 
+    def control_port(self, name: str) -> str:
+        """Where decode nodes dial a prefill node."""
+        (address,) = [m["control_address"] for m in self.members() if m["instance"] == self.nodes[name].instance]
+        return str(address).rpartition(":")[2]
+
     def metrics(self, name: str) -> dict[str, float]:
         """Of a node or the router, without their common prefix."""
         answer = self.http.get("/metrics") if name == "router" else self.get(name, "/metrics")
@@ -185,6 +213,10 @@ class ProcessCluster:
         """Of the log of a node's current process, or of the router."""
         return events_in(self.router.log) if name == "router" else self.nodes[name].process.events()
 
+    def requests_in(self, name: str) -> set[str]:
+        """The keys of all requests that a log speaks of."""
+        return {line["request"] for line in self.events(name) if "request" in line}
+
     def decode_of(self, key: str) -> str:
         """The node to which the router sent a request first."""
         sent = [line for line in self.events("router") if line["event"] == "request sent" and line["request"] == key]
@@ -200,8 +232,20 @@ class ProcessCluster:
     def send(self, path: str, body: bytes, headers: dict[str, str]) -> Exchange:
         return Exchange(urlsplit(self.url).netloc, path, body, headers)
 
-    def router_gates(self) -> "closing[GateClient]":
-        return closing(GateClient(self._router_gates))
+    @contextmanager
+    def held(self, gate: str, *names: str) -> Iterator["HeldGate"]:
+        """Hold a gate in these nodes, or in "router"; released in the end wherever the process still lives."""
+        paths = {name: self._router_gates if name == "router" else self.nodes[name].gates_path for name in names}
+        with ExitStack() as stack:
+            clients = {name: stack.enter_context(closing(GateClient(path))) for name, path in paths.items()}
+            held = HeldGate(gate, clients)
+            for client in clients.values():
+                client.hold(gate)
+            try:
+                yield held
+            finally:
+                for name in self.pids().keys() & names:
+                    held.release(name)
 
     def _busy(self, name: str) -> dict[str, float]:
         metrics = self.metrics(name)

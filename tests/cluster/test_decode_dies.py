@@ -1,0 +1,73 @@
+"""A decode node is killed: before anything of its request was shown, and in the middle of a stream."""
+
+import json
+
+from tests.cluster.exchange import DONE, key_of, text_of
+from tests.cluster.harness import ProcessCluster, eventually
+from tests.cluster.oracle import Oracle
+
+PROMPT = "the prompt of a request whose decode node dies"
+BOTH = ("decode-0", "decode-1")
+RESOLVE_S = 8.0
+ENDLESS = 1500
+"""More tokens than a decode node makes in the time that it takes to kill it."""
+
+
+def test_before_the_first_token_the_request_goes_to_the_other_decode_node(
+    cluster: ProcessCluster, oracle: Oracle
+) -> None:
+    """MX09, P22: its KV had arrived. The other node's own request is not disturbed."""
+    with cluster.held("decode:join", *BOTH) as gate:
+        asked = [cluster.ask(f"{PROMPT} {i}", 12, stream=True) for i in range(2)]
+        for name in BOTH:
+            gate.reached(name)
+        cluster.nodes["decode-0"].process.kill()
+    for i, exchange in enumerate(asked):
+        with exchange:
+            events = list(exchange.events())
+        assert events[-1] == DONE
+        assert text_of(events) == oracle.completion(f"{PROMPT} {i}", 12).text
+    assert cluster.metrics("router")["router_retries_total"] >= 1
+
+
+def test_a_stream_that_was_shown_ends_with_one_error_and_service_goes_on(
+    cluster: ProcessCluster, oracle: Oracle
+) -> None:
+    """MX11, P22: a correct prefix, one error event, no end marker; nothing leaks on the prefill node; the other decode
+    node serves, and the killed one again once it is back."""
+    before = cluster.metrics("router")["router_tokens_total"]
+    with cluster.held("stream:tok=5", "router") as gate:
+        asked = cluster.ask(PROMPT, ENDLESS, stream=True)
+        gate.reached("router")
+        events = asked.events()
+        first = next(events)
+        victim = cluster.decode_of(key_of(first))
+        cluster.nodes[victim].process.kill()
+    with asked:
+        *shown, last = [first, *events]
+    assert list(json.loads(last)) == ["error"]
+    assert json.loads(last)["error"]["code"] == "node_lost"
+    assert DONE not in shown and not any("error" in json.loads(data) for data in shown)
+    received = int(cluster.metrics("router")["router_tokens_total"] - before)
+    assert 5 <= received < ENDLESS
+    text = text_of(shown)
+    assert text and oracle.completion(PROMPT, received).text.startswith(text)
+    eventually(lambda: set(cluster.page_states("prefill-0")) == {"free"}, "all prefill pages are free", RESOLVE_S)
+    expect_both_prompts(cluster, oracle)
+    cluster.restart(victim)
+    cluster.wait_ready(victim)
+    expect_both_prompts(cluster, oracle)
+    assert victim in served_last(cluster, 2)
+
+
+def expect_both_prompts(cluster: ProcessCluster, oracle: Oracle) -> None:
+    """Two requests at once, for as many nodes as there are."""
+    asked = [cluster.ask(f"{PROMPT} {i}", 12) for i in range(2)]
+    for i, exchange in enumerate(asked):
+        with exchange:
+            assert exchange.text() == oracle.completion(f"{PROMPT} {i}", 12).text
+
+
+def served_last(cluster: ProcessCluster, count: int) -> list[str]:
+    """The decode nodes of the last so many requests."""
+    return [line["decode"] for line in cluster.events("router") if line["event"] == "request sent"][-count:]
