@@ -1,4 +1,4 @@
-"""Benchmarks of a running cluster, of single engines and of transfers alone: workloads, clients and reports.
+"""Benchmarks: what is measured, beside a peer or a limit that runs in the same minute on the same machine.
 
-Sees what any client or operator sees: the router's endpoint, and the public faces of the packages it measures.
+Uses only the public faces of the packages it measures.
 """
