@@ -50,7 +50,7 @@ def write_pages(
 
 def send_stream(source: np.ndarray[Any, np.dtype[np.uint8]], turn: dict[str, Any]) -> None:
     """The same bytes through one plain TCP connection."""
-    page, view = turn["page"], memoryview(source)
+    page, view = turn["page"], memoryview(source.data)
     with socket.create_connection(("127.0.0.1", turn["port"])) as connection:
         for i in range(turn["writes"]):
             start = i * page % (len(view) - page + 1)
