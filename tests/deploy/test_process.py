@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy.process import Child, ProcessId, spawn, start_time
+from deploy.process import POLL_S, Child, ProcessId, spawn, start_time
 
 DEADLINE_S = 20.0
 SLEEPER = "import sys, time; print('up', flush=True); time.sleep(600)"
@@ -29,7 +29,7 @@ def printed(child: Child, prefix: str) -> str:
     deadline = time.monotonic() + DEADLINE_S
     while (value := child.value_after(prefix)) is None:
         assert time.monotonic() < deadline, child.last_lines()
-        os.sched_yield()
+        assert not child.id.wait(POLL_S), child.last_lines()
     return value
 
 

@@ -10,7 +10,7 @@ import pytest
 from deploy import up
 from deploy.cluster_api import ClusterApi
 from deploy.cluster_spec import ClusterSpec
-from deploy.process import ProcessId, start_time
+from deploy.process import POLL_S, ProcessId, start_time
 from deploy.state import ClusterState, read_state, write_state
 from tests.deploy.conftest import Faulty
 
@@ -80,7 +80,7 @@ def test_the_cluster_goes_on_without_a_node_and_the_launcher_says_so(
     start(spec, run_dir, said)
     state = recorded(run_dir)
     state.members["decode-1"].send(signal.SIGKILL)
-    wait_for_line(run_dir / up.LOG, "decode-1 ended with code -9")
+    wait_for_line(state.launcher, run_dir / up.LOG, "decode-1 ended with code -9")
     assert state.launcher.alive
     assert state.members["router"].alive
 
@@ -117,8 +117,8 @@ def test_down_spares_a_process_that_got_a_recorded_pid(run_dir: Path, said: list
     assert read_state(run_dir) is None
 
 
-def wait_for_line(log: Path, text: str) -> None:
+def wait_for_line(writer: ProcessId, log: Path, text: str) -> None:
     deadline = time.monotonic() + DEADLINE_S
     while text not in log.read_text():
         assert time.monotonic() < deadline, log.read_text()
-        os.sched_yield()
+        assert not writer.wait(POLL_S), log.read_text()
