@@ -51,9 +51,17 @@ static int kf_open_operations(kf_engine *engine, kf_endpoint *endpoint, kf_error
     return 0;
 }
 
-bool kf_post_receive(kf_engine *engine, kf_endpoint *endpoint) {
-    if (!(engine->info->mode & FI_RX_CQ_DATA)) return true;
-    return fi_recv(endpoint->ep, NULL, 0, NULL, FI_ADDR_UNSPEC, &endpoint->receive_context) == 0;
+bool kf_post_receive(kf_endpoint *endpoint, void *context) {
+    return fi_recv(endpoint->ep, NULL, 0, NULL, FI_ADDR_UNSPEC, context) == 0;
+}
+
+/* With FI_RX_CQ_DATA each immediate consumes a receive; as many are kept posted as the provider takes. */
+static int kf_open_receives(kf_engine *engine, kf_endpoint *landing, kf_error *error) {
+    if (!(engine->info->mode & FI_RX_CQ_DATA)) return 0;
+    landing->receives = calloc(KF_POSTED_RECEIVES, sizeof *landing->receives);
+    if (!landing->receives) return kf_set_error(error, "calloc", ENOMEM), -ENOMEM;
+    for (int i = 0; i < KF_POSTED_RECEIVES && kf_post_receive(landing, &landing->receives[i]); i++) {}
+    return 0;
 }
 
 /* Frees everything of an endpoint that holds no batch any more, also one that was only half opened. */
@@ -62,6 +70,7 @@ static void kf_free_endpoint(kf_endpoint *endpoint) {
     if (endpoint->cq) fi_close(&endpoint->cq->fid);
     if (endpoint->av) fi_close(&endpoint->av->fid);
     free(endpoint->operations);
+    free(endpoint->receives);
     free(endpoint);
 }
 
@@ -75,7 +84,7 @@ static kf_endpoint *kf_open_endpoint(kf_engine *engine, int64_t id, bool landing
     kf_node_init(&endpoint->batches);
     kf_node_init(&endpoint->queue);
     if (kf_open_cq(engine, endpoint, error) || kf_open_ep(engine, endpoint, error) ||
-        (!landing && kf_open_operations(engine, endpoint, error))) {
+        (landing ? kf_open_receives(engine, endpoint, error) : kf_open_operations(engine, endpoint, error))) {
         kf_free_endpoint(endpoint);
         return NULL;
     }
@@ -85,9 +94,7 @@ static kf_endpoint *kf_open_endpoint(kf_engine *engine, int64_t id, bool landing
 }
 
 kf_endpoint *kf_open_landing(kf_engine *engine, int64_t id, kf_error *error) {
-    kf_endpoint *endpoint = kf_open_endpoint(engine, id, true, error);
-    for (int i = 0; endpoint && i < KF_POSTED_RECEIVES && kf_post_receive(engine, endpoint); i++) {}
-    return endpoint;
+    return kf_open_endpoint(engine, id, true, error);
 }
 
 /* `address` came from another machine: one that is not of our format makes an endpoint that has failed. */

@@ -78,7 +78,7 @@ struct kf_endpoint {
     kf_operation *operations, *free_operations;
     uint32_t outstanding;
     int64_t retry_at, backoff, blocked_since; /* after FI_EAGAIN; 0: not blocked */
-    struct fi_context2 receive_context;       /* zero-length receives, where the provider consumes them */
+    struct fi_context2 *receives; /* contexts of posted receives, where the provider consumes one per immediate */
 };
 
 /* Batches armed on one u64 in memory, by ascending threshold. */
@@ -141,7 +141,7 @@ size_t kf_cq_size(const kf_engine *engine, bool landing);
 
 /* endpoint.c */
 void kf_fail_endpoint(kf_engine *engine, kf_endpoint *endpoint, const kf_error *error);
-bool kf_post_receive(kf_engine *engine, kf_endpoint *endpoint);
+bool kf_post_receive(kf_endpoint *endpoint, void *context);
 
 /* batch.c */
 void kf_stop_batch(kf_engine *engine, kf_batch *batch);

@@ -40,7 +40,7 @@ static void kf_posted(kf_engine *engine, kf_endpoint *endpoint, kf_batch *batch,
  * a connection or, after connect_timeout, with a failure. */
 static void kf_postpone(kf_engine *engine, kf_endpoint *endpoint, int64_t now) {
     engine->counters.post_retries++;
-    if (!endpoint->blocked_since) endpoint->blocked_since = now;
+    if (!endpoint->blocked_since || endpoint->outstanding) endpoint->blocked_since = now;
     endpoint->backoff = endpoint->backoff ? endpoint->backoff * 2 : KF_BACKOFF_MIN_NS;
     if (endpoint->backoff > KF_BACKOFF_MAX_NS) endpoint->backoff = KF_BACKOFF_MAX_NS;
     endpoint->retry_at = now + endpoint->backoff;
@@ -143,7 +143,7 @@ static void kf_read_failure(kf_engine *engine, kf_endpoint *endpoint, int64_t no
 static void kf_read_success(kf_engine *engine, kf_endpoint *endpoint, const struct fi_cq_data_entry *entry, int64_t now) {
     if (entry->flags & FI_REMOTE_CQ_DATA) {
         kf_count_immediate(engine, endpoint, (uint32_t)entry->data, now);
-        kf_post_receive(engine, endpoint);
+        if (endpoint->receives) kf_post_receive(endpoint, entry->op_context);
     } else if (kf_is_operation(endpoint, entry->op_context)) {
         kf_completed(engine, endpoint, entry->op_context, NULL, now);
     }

@@ -1,5 +1,7 @@
 """The fence: after `close_endpoint(landing)` nothing lands. Against a real process that writes at full speed."""
 
+import random
+
 import numpy as np
 import pytest
 
@@ -7,7 +9,7 @@ from fabric.api import Arrived, EndpointFailed, WritesEnded
 from fabric.immediates import pack
 from fabric.libfabric import open_engine
 from tests.fabric.child import ChildProcess, writer
-from tests.fabric.conftest import Fabric, Link
+from tests.fabric.conftest import SEED, Fabric, Link
 from tests.fabric.party import Party, drive, pages, settle
 
 MEMORY = 4 << 20
@@ -26,24 +28,38 @@ def drive_until_it_gave_up(receiver: Party, child: ChildProcess) -> None:
     settle(receiver)
 
 
-@pytest.mark.parametrize("page", [4 << 10, 64 << 10, 1 << 20])
-@pytest.mark.parametrize("cut", range(4))
-def test_nothing_of_a_writer_at_full_speed_lands_after_the_landing_is_closed(page: int, cut: int) -> None:
+def fence_under_fire(page: int, after: int) -> None:
+    """One round: a process writes in pages over and over, the landing is closed `after` so many writes."""
     engine = open_engine("net")
     receiver = Party(engine)
     memory, region = receiver.memory(MEMORY, fill=0)
     landing = engine.open_landing("writer")
     expectation = engine.expect(landing, IMMEDIATE, 1 << 40)
     with writer("net", landing, region.remote, page, IMMEDIATE) as child:
-        # two passes over the memory, then some writes into the next one: the fence cuts through a batch
-        drive(receiver, until=lambda: engine.counted(expectation) > 2 * MEMORY // page + 1 + cut)
+        drive(receiver, until=lambda: engine.counted(expectation) > after)
         engine.close_endpoint(landing)
         at_the_fence = memory.copy()
         drive_until_it_gave_up(receiver, child)
-    assert np.array_equal(memory, at_the_fence)
+    assert np.array_equal(memory, at_the_fence), (page, after)
     assert memory.any()
     assert receiver.events == []
     engine.close()
+
+
+@pytest.mark.parametrize("page", [4 << 10, 64 << 10, 1 << 20])
+@pytest.mark.parametrize("cut", range(4))
+def test_nothing_of_a_writer_at_full_speed_lands_after_the_landing_is_closed(page: int, cut: int) -> None:
+    # two passes over the memory, then some writes into the next one: the fence cuts through a batch
+    fence_under_fire(page, after=2 * MEMORY // page + 1 + cut)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_fence_holds_over_many_random_cuts() -> None:
+    chance = random.Random(SEED)
+    for _ in range(60):
+        page = chance.choice([4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20])
+        fence_under_fire(page, after=chance.randint(0, 3 * MEMORY // page))
 
 
 @pytest.mark.parametrize("round_", range(3))
