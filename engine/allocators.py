@@ -76,7 +76,9 @@ class FullAttentionCacheAllocator:
         missing = self.missing(owner, tokens)
         if not missing:
             return
-        holding = self._holdings.setdefault(owner, Holding(owner, BlockState.HELD, [], self._clock()))
+        holding = self._holdings.get(owner)
+        if holding is None:
+            holding = self._holdings[owner] = Holding(owner, BlockState.HELD, [], self._clock())
         assert holding.state is BlockState.HELD, f"{owner} is in quarantine"
         holding.blocks.extend(self._pool.take(missing))
 

@@ -43,17 +43,15 @@ class Request:
     prefill_only: bool = False
     attempt: int = 1
     status: RequestStatus = field(default=RequestStatus.PENDING, init=False)
+    owner: Owner = field(init=False)
     tokens: list[int] = field(init=False)
     computed: int = field(default=0, init=False)
     seed: int = field(default=0, init=False)
     overtakes: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
+        self.owner = Owner(self.id, self.attempt)
         self.tokens = list(self.prompt)
-
-    @property
-    def owner(self) -> Owner:
-        return Owner(self.id, self.attempt)
 
     @property
     def generated(self) -> int:
