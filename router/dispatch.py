@@ -17,7 +17,7 @@ from router.job import Job
 from router.membership import Member, Membership
 from router.metrics import Metrics
 from router.policy import able_decodes, address, rank_decodes, rank_prefills
-from router.queueing import RequestFailed, RequestQueue
+from router.queueing import NOBODY, RequestFailed, RequestQueue
 
 log = logging.getLogger(__name__)
 
@@ -78,7 +78,7 @@ class Dispatcher:
             if self._channel.send(decode.instance, self._request(job, ranking)):
                 return self._open(job, decode, ranking)
             self.metrics.unsent.inc()
-        raise RequestFailed(Failure(FailureCode.NO_DECODE, "No node is ready to serve; try again shortly."))
+        raise RequestFailed(NOBODY)
 
     def finish(self, attempt: Attempt) -> None:
         """The router is done with it; whatever the node still sends is unknown from now on."""

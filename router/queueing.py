@@ -9,6 +9,10 @@ from protocol.messages import Failure, FailureCode
 Turn = asyncio.Future[None]
 """Done: it is this request's turn. Fails with RequestFailed where nothing can serve any more."""
 
+NOBODY = Failure(
+    FailureCode.NO_DECODE, "No decode node is ready that has a compatible prefill node; try again shortly."
+)
+
 
 class RequestFailed(RuntimeError):
     """The request has no result; the failure says why."""
@@ -44,7 +48,7 @@ class RequestQueue:
         """Wait for the turn; `leave` must follow in any case. Raises RequestFailed at once where the line is full or
         nothing can serve."""
         if self._capacity() == 0:
-            raise RequestFailed(Failure(FailureCode.NO_DECODE, "No node is ready to serve; try again shortly."))
+            raise RequestFailed(NOBODY)
         self.check_room()
         turn: Turn = asyncio.get_running_loop().create_future()
         self._line.append(turn)

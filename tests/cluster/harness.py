@@ -153,7 +153,7 @@ class ProcessCluster:
             if name not in self.nodes or not self.nodes[name].runs:
                 self.add(role, name)
         self.wait_ready(*names)
-        eventually(lambda: {m["name"] for m in self.members()} == names, "the router has forgotten the others")
+        self.wait_forgotten(*({member["name"] for member in self.members()} - names))
         self.wait_at_rest()
 
     # ---- what it says of itself ----
@@ -173,6 +173,10 @@ class ProcessCluster:
             return all(self.nodes[name].instance in usable for name in names)
 
         eventually(ready, f"{names} are ready")
+
+    def wait_forgotten(self, *names: str) -> None:
+        """Until the router has missed enough heartbeats of these."""
+        eventually(lambda: not {m["name"] for m in self.members()} & {*names}, f"the router has forgotten {names}")
 
     def pids(self) -> dict[str, int]:
         """Of everything that runs."""
@@ -250,9 +254,9 @@ class ProcessCluster:
     def _busy(self, name: str) -> dict[str, float]:
         metrics = self.metrics(name)
         if name == "router":
-            return {"running": running} if (running := metrics["router_requests_running"]) else {}
+            seen = {m["name"]: 1.0 for m in self.members() if m["in_flight"] or m["running"] or m["waiting"]}
+            return {**seen, "running": running} if (running := metrics["router_requests_running"]) else seen
         found = {gauge: value for gauge in _AT_REST if (value := metrics.get(gauge, 0.0))}
         found |= {gauge: value for gauge in _FABRIC_AT_REST if (value := metrics[f"fabric_{gauge}_total"])}
         missing = metrics["pages_total"] - metrics["pages_free"]
         return {**found, "pages": missing} if missing else found
-

@@ -30,9 +30,7 @@ def test_a_chat_answers_as_the_oracle_does_streaming_and_not(
     assert (whole.usage.prompt_tokens, whole.usage.completion_tokens) == (expected.prompt_tokens, TOKENS)
     usage: ChatCompletionStreamOptionsParam = {"include_usage": True}
     chunks = list(
-        create(
-            model=MODEL, messages=messages, temperature=0, max_tokens=TOKENS, stream=True, stream_options=usage
-        )
+        create(model=MODEL, messages=messages, temperature=0, max_tokens=TOKENS, stream=True, stream_options=usage)
     )
     assert "".join(choice.delta.content or "" for chunk in chunks for choice in chunk.choices) == expected.text
     assert chunks[-1].usage == whole.usage
