@@ -69,7 +69,7 @@ struct kf_endpoint {
     struct fid_cq *cq;
     struct fid_av *av;
     fi_addr_t peer;
-    bool landing, failed, failure_reported;
+    bool landing, failed, was_connected;
     kf_error error;
     kf_node link;    /* engine->endpoints */
     kf_node ready;   /* engine->ready_endpoints */

@@ -8,6 +8,7 @@
 #define KF_CQ_ROUNDS 8           /* calls before the next queue has its turn */
 #define KF_BACKOFF_MIN_NS 20000  /* after FI_EAGAIN, doubling to: */
 #define KF_BACKOFF_MAX_NS 1000000
+#define KF_RECONNECT_SHARE 10    /* of connect_timeout, for a connection that was there before */
 
 static bool kf_may_post(const kf_engine *engine, const kf_endpoint *endpoint) {
     if (!kf_linked(&endpoint->queue) || endpoint->outstanding >= engine->options.endpoint_cap) return false;
@@ -30,21 +31,24 @@ static void kf_posted(kf_engine *engine, kf_endpoint *endpoint, kf_batch *batch,
     batch->last_posted_ns = now;
     batch->outstanding++;
     endpoint->outstanding++;
+    endpoint->was_connected = true;
     endpoint->backoff = endpoint->retry_at = endpoint->blocked_since = 0;
     engine->counters.outstanding++;
     engine->counters.writes_posted++;
     engine->counters.bytes_posted += (int64_t)batch->length;
 }
 
-/* FI_EAGAIN: not connected yet, or the transmit queue is full. The latter ends with a completion; the former with
- * a connection or, after connect_timeout, with a failure. */
+/* FI_EAGAIN: the transmit queue is full, which ends with a completion; or not connected yet, which ends with a
+ * connection or, after connect_timeout, with a failure; or the connection was lost and `net` tries it anew, which is
+ * not waited for as long: a landing that was closed never answers again. */
 static void kf_postpone(kf_engine *engine, kf_endpoint *endpoint, int64_t now) {
     engine->counters.post_retries++;
     if (!endpoint->blocked_since || endpoint->outstanding) endpoint->blocked_since = now;
     endpoint->backoff = endpoint->backoff ? endpoint->backoff * 2 : KF_BACKOFF_MIN_NS;
     if (endpoint->backoff > KF_BACKOFF_MAX_NS) endpoint->backoff = KF_BACKOFF_MAX_NS;
     endpoint->retry_at = now + endpoint->backoff;
-    if (endpoint->outstanding || now - endpoint->blocked_since < engine->options.connect_timeout_ns) return;
+    int64_t patience = engine->options.connect_timeout_ns / (endpoint->was_connected ? KF_RECONNECT_SHARE : 1);
+    if (endpoint->outstanding || now - endpoint->blocked_since < patience) return;
     kf_error error;
     kf_set_error(&error, "fi_writemsg", FI_ETIMEDOUT);
     kf_fail_endpoint(engine, endpoint, &error);

@@ -49,7 +49,7 @@ def drive(*parties: Party, until: Callable[[], bool], deadline: float = DEADLINE
             party.events += party.engine.progress(0.001)
 
 
-def settle(*parties: Party, turns: int = 25) -> None:
+def settle(*parties: Party, turns: int = 15) -> None:
     """Progresses all parties a fixed number of turns: for showing that nothing more happens."""
     for _ in range(turns):
         for party in parties:

@@ -47,10 +47,10 @@ def fence_under_fire(page: int, after: int) -> None:
 
 
 @pytest.mark.parametrize("page", [4 << 10, 64 << 10, 1 << 20])
-@pytest.mark.parametrize("cut", range(4))
+@pytest.mark.parametrize("cut", range(3))
 def test_nothing_of_a_writer_at_full_speed_lands_after_the_landing_is_closed(page: int, cut: int) -> None:
-    # two passes over the memory, then some writes into the next one: the fence cuts through a batch
-    fence_under_fire(page, after=2 * MEMORY // page + 1 + cut)
+    # one pass over the memory, then some writes into the next one: the fence cuts through a batch
+    fence_under_fire(page, after=MEMORY // page + 1 + cut)
 
 
 @pytest.mark.slow
@@ -62,7 +62,7 @@ def test_the_fence_holds_over_many_random_cuts() -> None:
         fence_under_fire(page, after=chance.randint(0, 3 * MEMORY // page))
 
 
-@pytest.mark.parametrize("round_", range(3))
+@pytest.mark.parametrize("round_", range(2))
 def test_closing_the_landing_of_a_killed_writer_is_a_fence_on_every_provider(provider: str, round_: int) -> None:
     """The only order in which tcp;ofi_rxm may close a landing under fire."""
     engine = open_engine(provider)
@@ -93,7 +93,7 @@ def test_one_peers_fence_leaves_the_landings_of_others_alone() -> None:
         drive(receiver, until=lambda: min(map(engine.counted, counts)) > 100)
         engine.close_endpoint(landings[0])
         seen = engine.counted(counts[1])
-        drive(receiver, until=lambda: engine.counted(counts[1]) > seen + 300)
+        drive(receiver, until=lambda: engine.counted(counts[1]) > seen + 150)
     engine.close()
 
 
@@ -113,6 +113,19 @@ def test_what_is_in_flight_at_the_fence_never_lands_and_fails_for_its_sender(fab
     settle(*link.both)
     assert not link.target[: 64 * PAGE].any()
     assert link.receiver.engine.counters().immediates_counted == 0
+
+
+def test_a_sender_that_was_idle_at_the_fence_fails_with_its_next_write(fabric: Fabric) -> None:
+    link = Link(fabric)
+    first = pages(link.source_region, link.target_region.remote, [0], PAGE, 1)
+    link.sender.engine.write(link.sending, first)
+    drive(*link.both, until=lambda: bool(link.sender.events))
+    link.receiver.engine.close_endpoint(link.landing)
+    settle(*link.both)
+    late = pages(link.source_region, link.target_region.remote, [9], PAGE, 1)
+    link.sender.engine.write(link.sending, late)
+    drive(*link.both, until=lambda: bool(link.sender.of(EndpointFailed)) and len(link.sender.of(WritesEnded)) == 2)
+    assert link.sender.of(WritesEnded)[1].error and not link.target[9 * PAGE : 10 * PAGE].any()
 
 
 def test_after_a_fence_the_same_peer_comes_back_on_a_new_landing(fabric: Fabric) -> None:
