@@ -28,4 +28,4 @@ ffi.set_source(
 
 if __name__ == "__main__":
     os.chdir(ROOT)
-    ffi.compile(verbose=False)
+    ffi.compile(target="_core.abi3.so")  # the name that setuptools gives it, so that no second one can go stale

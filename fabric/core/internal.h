@@ -50,7 +50,7 @@ static inline void kf_mark_ready(kf_node *head, kf_node *node) {
     if (!kf_linked(node)) kf_append(head, node);
 }
 
-/* One write in flight. `context` comes first: the provider gets it as the operation's context and may scribble there. */
+/* One write in flight. `context` comes first: the provider gets it as the operation's context and may use it. */
 typedef struct kf_operation {
     struct fi_context2 context;
     kf_batch *batch;

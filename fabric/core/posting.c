@@ -144,7 +144,8 @@ static void kf_read_failure(kf_engine *engine, kf_endpoint *endpoint, int64_t no
         kf_fail_endpoint(engine, endpoint, &error);
 }
 
-static void kf_read_success(kf_engine *engine, kf_endpoint *endpoint, const struct fi_cq_data_entry *entry, int64_t now) {
+static void kf_read_success(kf_engine *engine, kf_endpoint *endpoint, const struct fi_cq_data_entry *entry,
+                            int64_t now) {
     if (entry->flags & FI_REMOTE_CQ_DATA) {
         kf_count_immediate(engine, endpoint, (uint32_t)entry->data, now);
         if (endpoint->receives) kf_post_receive(endpoint, entry->op_context);

@@ -177,7 +177,8 @@ kf_region *kf_register(kf_engine *engine, uint64_t address, uint64_t length, uin
     if (!region) return kf_set_error(error, "calloc", ENOMEM), NULL;
     const struct fi_domain_attr *domain = engine->info->domain_attr;
     if (domain->mr_key_size < 8) key &= (1ull << (8 * domain->mr_key_size)) - 1;
-    int rc = fi_mr_reg(engine->domain, (void *)address, length, FI_WRITE | FI_REMOTE_WRITE, 0, key, 0, &region->mr, NULL);
+    uint64_t access = FI_WRITE | FI_REMOTE_WRITE;
+    int rc = fi_mr_reg(engine->domain, (void *)address, length, access, 0, key, 0, &region->mr, NULL);
     if (rc) {
         free(region);
         return kf_set_error(error, "fi_mr_reg", rc), NULL;
