@@ -113,6 +113,7 @@ class ProcessCluster:
         self.router = spawn("router", command, self._run_dir / "router.log", environment())
         self._router_gates = gates
         eventually(lambda: self.router.value_after("nodes dial ") is not None, "the router listens")
+        self.router_threads_at_start = len(os.listdir(f"/proc/{self.router.id.pid}/task"))
         self.url = self.router.value_after("router listening on ") or ""
         self.nodes_address = self.router.value_after("nodes dial ") or ""
         self.http = httpx.Client(base_url=self.url, timeout=DEADLINE_S, trust_env=False)
@@ -189,10 +190,10 @@ class ProcessCluster:
         (address,) = [m["status_address"] for m in self.members() if m["instance"] == node.instance]
         return httpx.get(f"{address}{page}", timeout=DEADLINE_S, trust_env=False)
 
-    def control_port(self, name: str) -> str:
+    def control_address(self, name: str) -> str:
         """Where decode nodes dial a prefill node."""
         (address,) = [m["control_address"] for m in self.members() if m["instance"] == self.nodes[name].instance]
-        return str(address).rpartition(":")[2]
+        return str(address)
 
     def metrics(self, name: str) -> dict[str, float]:
         """Of a node or the router, without their common prefix."""

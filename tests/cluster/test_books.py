@@ -3,7 +3,7 @@
 import os
 import random
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
@@ -21,6 +21,8 @@ IDLE_S = 5.0
 HELD = ("pages_free", "pages_quarantined", "transfers", "transfer_slots_free", "peers", "requests", "prefill_links")
 FABRIC_HELD = ("outstanding", "armed", "expectations", "endpoints", "regions")
 STEADY_S = 20.0
+POOL = min(32, (os.cpu_count() or 1) + 4)
+"""Threads of a ThreadPoolExecutor, by its documentation."""
 Resources = dict[str, dict[str, float]]
 OUTCOME = 'router_requests_ended_total{outcome="%s"}'
 
@@ -49,6 +51,17 @@ def carry_out(cluster: ProcessCluster, oracle: Oracle, plan: Plan) -> None:
         elif plan.leaves_after > 0:
             for _ in zip(range(plan.leaves_after), asked.events(), strict=False):
                 continue
+
+
+def fill_thread_pool(cluster: ProcessCluster) -> None:
+    """The router encodes prompts on asyncio's pool of threads, which grows on demand and stays. Requests that stand at
+    a gate keep one each, and the gate's client has one."""
+    router = cluster.router.id.pid
+    full = cluster.router_threads_at_start + POOL + 1
+    with cluster.held("stream:tok=1", "router"), ExitStack() as asked:
+        for _ in range(POOL + 1):
+            asked.enter_context(cluster.ask("Hi", 2))
+        eventually(lambda: _of_process(router)["threads"] >= full, "the router's thread pool is full")
 
 
 def carry_out_all(cluster: ProcessCluster, oracle: Oracle, plans: list[Plan]) -> None:
@@ -93,6 +106,7 @@ def test_afterwards_every_page_slot_socket_thread_and_region_is_back(
     rng = random.Random(seed)
     for prompt in PROMPTS:
         oracle.completion(prompt, MAX_TOKENS)
+    fill_thread_pool(cluster)
     carry_out_all(cluster, oracle, [random_plan(rng, leaves=False) for _ in range(24)])
     before, books = steady(cluster), cluster.metrics("router")
     leavers = set(rng.sample(range(REQUESTS), REQUESTS // 3))

@@ -16,7 +16,7 @@ def test_without_another_one_the_client_gets_503_and_a_restarted_one_serves_at_o
     """P06, P17, P19: no page stays behind, the decode nodes stay healthy, and the newcomer on the old port is used
     without a restart of anybody."""
     pids = cluster.pids()
-    port = cluster.control_port("prefill-0")
+    port = cluster.control_address("prefill-0").rpartition(":")[2]
     with cluster.held(GATE, "prefill-0") as gate:
         asked = cluster.ask(PROMPT, TOKENS)
         gate.reached("prefill-0")
