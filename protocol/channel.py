@@ -191,7 +191,7 @@ class ControlThread:
                     self._receive(self._links[socket])
             self._run_posted()
             if time.monotonic() >= next_tick:
-                next_tick += TICK_S
+                next_tick = time.monotonic() + TICK_S  # ticks missed in a pause are not made up for
                 self._on_tick()
             self.longest_turn_s = max(self.longest_turn_s, time.monotonic() - started)
         self._run_posted()

@@ -29,6 +29,7 @@ from tests.cluster.node_process import NodeProcess, Role, events_in
 MODEL = "tiny"
 PAGE = 16
 BLOCKS = 128
+LEDGER = {"X-Kvferry-Ledger": "1"}
 DEADLINE_S = 40.0
 """For what a healthy cluster does soon, on a machine with much else to do."""
 _POLL_S = 0.05
@@ -107,26 +108,49 @@ class ProcessCluster:
     def start(self, prefill: int, decode: int) -> None:
         os.environ.update(environment())
         write_cluster_key(self.key)
-        gates = str(self._run_dir / "router.gates")
-        command = [sys.executable, "-m", "router", "--model", str(self._model), "--served-model", MODEL]
-        command += ["--cluster-key", str(self.key), "--port", "0", "--node-port", "0", "--test-gates", gates]
-        self.router = spawn("router", command, self._run_dir / "router.log", environment())
-        self._router_gates = gates
-        eventually(lambda: self.router.value_after("nodes dial ") is not None, "the router listens")
-        self.router_threads_at_start = len(os.listdir(f"/proc/{self.router.id.pid}/task"))
-        self.url = self.router.value_after("router listening on ") or ""
-        self.nodes_address = self.router.value_after("nodes dial ") or ""
+        self.start_router("0", "0")
         self.http = httpx.Client(base_url=self.url, timeout=DEADLINE_S, trust_env=False)
         self._wanted = [("prefill", f"prefill-{i}") for i in range(prefill)]
         self._wanted += [("decode", f"decode-{i}") for i in range(decode)]
         self.heal()
 
+    def start_router(self, port: str, node_port: str) -> None:
+        """Returns once it listens."""
+        self._starts += 1
+        self._router_gates = str(self._run_dir / f"router.{self._starts}.gates")
+        command = [sys.executable, "-m", "router", "--model", str(self._model), "--served-model", MODEL]
+        command += ["--cluster-key", str(self.key), "--port", port, "--node-port", node_port]
+        command += ["--test-gates", self._router_gates]
+        self.router = spawn("router", command, self._run_dir / f"router.{self._starts}.log", environment())
+        eventually(lambda: self.router.value_after("nodes dial ") is not None, "the router listens")
+        self.url = self.router.value_after("router listening on ") or ""
+        self.nodes_address = self.router.value_after("nodes dial ") or ""
+        self.router_threads_at_start = len(os.listdir(f"/proc/{self.router.id.pid}/task"))
+
+    def restart_router(self) -> None:
+        """Killed before; the new one has its addresses."""
+        self.start_router(str(urlsplit(self.url).port), str(urlsplit(self.nodes_address).port))
+
+    def kill_router(self) -> None:
+        """kill -9, and wait until the kernel has done it."""
+        self.router.id.send(signal.SIGKILL)
+        self.router.finish(time.monotonic() + DEADLINE_S)
+
+    @contextmanager
+    def paused(self, name: str) -> Iterator[None]:
+        """SIGSTOP, and SIGCONT in the end."""
+        pid = self.pids()[name]
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            os.kill(pid, signal.SIGCONT)
+
     def close(self) -> None:
         self.http.close()
         for node in self.nodes.values():
             node.process.kill()
-        self.router.id.send(signal.SIGKILL)
-        self.router.finish(time.monotonic() + DEADLINE_S)
+        self.kill_router()
 
     def add(self, role: Role, name: str, *options: str) -> Node:
         """Starts a process and returns at once."""
@@ -146,7 +170,9 @@ class ProcessCluster:
         return self.add(node.role, name, *(options or node.options))
 
     def heal(self) -> None:
-        """The nodes of the start run, are ready and idle; those that a test added are gone."""
+        """The router and the nodes of the start run, are ready and idle; nodes that a test added are gone."""
+        if self.router.exit_code is not None:
+            self.restart_router()
         names = {name for _, name in self._wanted}
         for name in [name for name in self.nodes if name not in names]:
             self.nodes.pop(name).process.kill()
@@ -186,14 +212,15 @@ class ProcessCluster:
 
     def get(self, name: str, page: str) -> httpx.Response:
         """A status page of a node."""
-        node = self.nodes[name]
-        (address,) = [m["status_address"] for m in self.members() if m["instance"] == node.instance]
-        return httpx.get(f"{address}{page}", timeout=DEADLINE_S, trust_env=False)
+        return httpx.get(self.status_address(name) + page, timeout=DEADLINE_S, trust_env=False)
+
+    def status_address(self, name: str) -> str:
+        """Of a node that the router knows."""
+        return str(self._member(name)["status_address"])
 
     def control_address(self, name: str) -> str:
         """Where decode nodes dial a prefill node."""
-        (address,) = [m["control_address"] for m in self.members() if m["instance"] == self.nodes[name].instance]
-        return str(address)
+        return str(self._member(name)["control_address"])
 
     def metrics(self, name: str) -> dict[str, float]:
         """Of a node or the router, without their common prefix."""
@@ -227,12 +254,19 @@ class ProcessCluster:
         sent = [line for line in self.events("router") if line["event"] == "request sent" and line["request"] == key]
         return str(sent[0]["decode"])
 
+    def decodes_of_last(self, count: int) -> list[str]:
+        """The decode nodes of the last so many requests."""
+        sent = [line["decode"] for line in self.events("router") if line["event"] == "request sent"]
+        return sent[-count:]
+
     # ---- requests and gates ----
 
-    def ask(self, prompt: str, max_tokens: int, stream: bool = False, **headers: str) -> Exchange:
-        """A greedy completion; sent, not read."""
+    def ask(
+        self, prompt: str, max_tokens: int, stream: bool = False, headers: dict[str, str] | None = None
+    ) -> Exchange:
+        """A greedy completion; sent, not read. The answer carries its ledger."""
         body = {"model": MODEL, "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "stream": stream}
-        return self.send("/v1/completions", json.dumps(body).encode(), headers)
+        return self.send("/v1/completions", json.dumps(body).encode(), {**LEDGER, **(headers or {})})
 
     def send(self, path: str, body: bytes, headers: dict[str, str]) -> Exchange:
         return Exchange(urlsplit(self.url).netloc, path, body, headers)
@@ -251,6 +285,10 @@ class ProcessCluster:
             finally:
                 for name in self.pids().keys() & names:
                     held.release(name)
+
+    def _member(self, name: str) -> dict[str, Any]:
+        (member,) = [member for member in self.members() if member["instance"] == self.nodes[name].instance]
+        return member
 
     def _busy(self, name: str) -> dict[str, float]:
         metrics = self.metrics(name)

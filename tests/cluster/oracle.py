@@ -45,7 +45,7 @@ class Oracle:
 
     def _answer(self, prompt: list[int], max_tokens: int) -> Expected:
         text = self._tokenizer.decode(self._greedy(prompt, max_tokens), skip_special_tokens=True)
-        return Expected(text, len(prompt))
+        return Expected(str(text), len(prompt))
 
     def _greedy(self, prompt: list[int], max_tokens: int) -> list[int]:
         """A shorter output is the beginning of a longer one."""

@@ -57,7 +57,7 @@ def test_a_stream_that_was_shown_ends_with_one_error_and_service_goes_on(
     cluster.restart(victim)
     cluster.wait_ready(victim)
     expect_both_prompts(cluster, oracle)
-    assert victim in served_last(cluster, 2)
+    assert victim in cluster.decodes_of_last(2)
 
 
 def expect_both_prompts(cluster: ProcessCluster, oracle: Oracle) -> None:
@@ -66,8 +66,3 @@ def expect_both_prompts(cluster: ProcessCluster, oracle: Oracle) -> None:
     for i, exchange in enumerate(asked):
         with exchange:
             assert exchange.text() == oracle.completion(f"{PROMPT} {i}", 12).text
-
-
-def served_last(cluster: ProcessCluster, count: int) -> list[str]:
-    """The decode nodes of the last so many requests."""
-    return [line["decode"] for line in cluster.events("router") if line["event"] == "request sent"][-count:]

@@ -7,7 +7,6 @@ PROMPT = "the prompt whose KV is on its way when the prefill node dies; " * 3
 TOKENS = 8
 RESOLVE_S = 8.0
 GATE = "xfer:layer=1"
-LEDGER = {"X-Kvferry-Ledger": "1"}
 
 
 def test_without_another_one_the_client_gets_503_and_a_restarted_one_serves_at_once(
@@ -47,7 +46,7 @@ def test_the_request_goes_to_the_other_prefill_node(cluster: ProcessCluster, ora
     both = ("prefill-0", "prefill-1")
     cluster.add("prefill", "prefill-1")
     cluster.wait_ready("prefill-1")
-    with cluster.held(GATE, *both) as gate, cluster.ask(PROMPT, TOKENS, **LEDGER) as asked:
+    with cluster.held(GATE, *both) as gate, cluster.ask(PROMPT, TOKENS) as asked:
         victim = gate.reached_first()
         cluster.nodes[victim].process.kill()
         (twin,) = {*both} - {victim}

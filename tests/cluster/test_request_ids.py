@@ -13,7 +13,7 @@ NAMES = {"dashes": "a-b--c---", "long": "x" * 200, "percent": "%E6%97%A5%20%F0%9
 @pytest.mark.parametrize("name", NAMES.values(), ids=NAMES)
 def test_one_key_names_a_request_on_every_node(cluster: ProcessCluster, oracle: Oracle, name: str) -> None:
     """P15: an id from outside with anything in it, against one that each side would derive from it."""
-    with cluster.ask(PROMPT, 3, True, **{"X-Request-Id": name}) as exchange:
+    with cluster.ask(PROMPT, 3, True, {"X-Request-Id": name}) as exchange:
         events = list(exchange.events())
         echoed = exchange.response.headers["X-Request-Id"]
     key = key_of(events[0])

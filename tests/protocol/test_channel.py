@@ -3,7 +3,9 @@
 import os
 import queue
 import threading
+import time
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
+from protocol import channel
 from protocol.channel import ControlThread, Link
 from protocol.codec import decode, encode
 from protocol.curve import ClusterKey, ClusterKeyError, new_cluster_key, read_cluster_key, write_cluster_key
@@ -187,3 +190,21 @@ def test_a_key_pair_that_does_not_match_is_refused(tmp_path: Path) -> None:
     path.write_text(f'{{"public": "{one.public.decode()}", "secret": "{other.secret.decode()}"}}')
     with pytest.raises(ClusterKeyError, match="belong together"):
         read_cluster_key(path)
+
+
+def test_ticks_missed_in_a_pause_are_not_made_up_for(key: ClusterKey, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a node that stood still counts as many heartbeats without an answer at once, and gives up its router."""
+    tick_s = 0.05
+    monkeypatch.setattr(channel, "TICK_S", tick_s)
+    ticks: queue.Queue[float] = queue.Queue()
+    control = ControlThread(key, "paused", lambda: ticks.put(time.monotonic()))
+    control.post(lambda: pause(5 * tick_s))
+    control.start()
+    times = [ticks.get(timeout=DEADLINE_S) for _ in range(5)]
+    control.close()
+    assert all(later - earlier > 0.9 * tick_s for earlier, later in pairwise(times))
+
+
+def pause(seconds: float) -> None:
+    """Nobody sets the event: the thread stands still."""
+    threading.Event().wait(seconds)

@@ -1,0 +1,96 @@
+"""A process stands still (SIGSTOP): shorter than detection takes, and nothing happens; longer, and it is replaced."""
+
+import json
+from threading import Event
+
+from tests.cluster.exchange import DONE, key_of, text_of
+from tests.cluster.harness import ProcessCluster
+from tests.cluster.oracle import Oracle
+
+PROMPT = "the prompt of a request one of whose processes stands still; " * 3
+GATE = "xfer:layer=1"
+TOKENS = 8
+SHORT_S = 2.0
+"""Of the four seconds in which three heartbeats are missed."""
+RESOLVE_S = 8.0
+ENDLESS = 1500
+
+
+def nodes_lost(cluster: ProcessCluster) -> float:
+    return cluster.metrics("router")["router_nodes_lost_total"]
+
+
+def test_a_short_pause_of_the_prefill_node_only_takes_time(cluster: ProcessCluster, oracle: Oracle) -> None:
+    """MX14: between two layers."""
+    lost = nodes_lost(cluster)
+    with cluster.held(GATE, "prefill-0") as gate, cluster.ask(PROMPT, TOKENS) as asked:
+        gate.reached("prefill-0")
+        with cluster.paused("prefill-0"):
+            Event().wait(SHORT_S)
+        gate.release("prefill-0")
+        body = asked.json()
+    assert body["choices"][0]["text"] == oracle.completion(PROMPT, TOKENS).text
+    assert (body["kvferry"]["attempts"], nodes_lost(cluster)) == (1, lost)
+
+
+def test_a_short_pause_of_decode_node_and_router_only_takes_time(cluster: ProcessCluster, oracle: Oracle) -> None:
+    """MX15, MX16: in the middle of a stream."""
+    lost = nodes_lost(cluster)
+    with cluster.ask(PROMPT, 400, stream=True) as asked:
+        events = asked.events()
+        first = next(events)
+        for name in (cluster.decode_of(key_of(first)), "router"):
+            with cluster.paused(name):
+                Event().wait(SHORT_S)
+        rest = list(events)
+    assert rest[-1] == DONE
+    assert text_of([first, *rest]) == oracle.completion(PROMPT, 400).text
+    assert nodes_lost(cluster) == lost
+
+
+def test_a_long_pause_of_the_prefill_node_sends_the_request_elsewhere(cluster: ProcessCluster, oracle: Oracle) -> None:
+    """MX17: what it writes when it wakes meets a fence; it is used again, in the same process."""
+    both = ("prefill-0", "prefill-1")
+    cluster.add("prefill", "prefill-1")
+    cluster.wait_ready("prefill-1")
+    pids = cluster.pids()
+    with cluster.held(GATE, *both) as gate, cluster.ask(PROMPT, TOKENS) as asked:
+        sleeping = gate.reached_first()
+        (twin,) = {*both} - {sleeping}
+        with cluster.paused(sleeping):
+            gate.release(twin)
+            body = asked.json()
+            cluster.wait_forgotten(sleeping)
+        gate.release(sleeping)
+    assert body["choices"][0]["text"] == oracle.completion(PROMPT, TOKENS).text
+    assert (body["kvferry"]["attempts"], body["kvferry"]["prefill_node"]) == (2, twin)
+    cluster.wait_ready(sleeping)
+    cluster.wait_at_rest()
+    assert cluster.pids() == pids
+    cluster.nodes[twin].process.terminate()
+    assert cluster.nodes[twin].process.wait() == 0
+    with cluster.ask(PROMPT, TOKENS) as again:
+        assert again.text() == oracle.completion(PROMPT, TOKENS).text
+
+
+def test_a_long_pause_of_the_decode_node_cuts_its_stream(cluster: ProcessCluster, oracle: Oracle) -> None:
+    """MX18: when it wakes it does not go on with work that nobody waits for, and is used again."""
+    pids = cluster.pids()
+    with cluster.ask(PROMPT, ENDLESS, stream=True) as asked:
+        events = asked.events()
+        first = next(events)
+        name = cluster.decode_of(key_of(first))
+        with cluster.paused(name):
+            *shown, last = events
+            cluster.wait_forgotten(name)
+    assert json.loads(last)["error"]["code"] == "node_lost"
+    assert oracle.completion(PROMPT, ENDLESS).text.startswith(text_of([first, *shown]))
+    cluster.wait_ready(name)
+    cluster.wait_at_rest(RESOLVE_S)
+    assert cluster.metrics(name)["requests_tokens_total"] < ENDLESS
+    assert cluster.pids() == pids
+    asked_again = [cluster.ask(PROMPT, TOKENS) for _ in range(2)]
+    for exchange in asked_again:
+        with exchange:
+            assert exchange.text() == oracle.completion(PROMPT, TOKENS).text
+    assert name in cluster.decodes_of_last(2)
