@@ -140,7 +140,6 @@ class Admission:
         if job is None:
             return
         self._give_up_pages(job)
-        job.last_failure = failure
         if self._may_retry(job, failure):
             self.counters.retried += 1
             job.state = JobState.QUEUED
@@ -286,7 +285,8 @@ class Admission:
         """What the router is told when no prefill node is left to ask."""
         if failure.code in _GIVE_UP or failure.code is FailureCode.OVERLOADED:
             return failure
-        return Failure(FailureCode.NO_PREFILL, f"no prefill node left after {job.attempt} attempts: {failure.message}")
+        message = f"no prefill node left after {job.attempt} attempts: {failure.message}"
+        return Failure(FailureCode.NO_PREFILL, message[:1000])
 
     def _stop(self, job: Job, reason: FinishReason, failure: Failure | None) -> None:
         """End a request from our side, whatever it is doing."""

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from kv_messenger.receiver import Arrival
-from protocol.messages import DecodeRequest, Failure, Ledger, PrefillAddress, PrefillTimes
+from protocol.messages import DecodeRequest, Ledger, PrefillAddress, PrefillTimes
 from protocol.ticket import TransferKey
 
 
@@ -29,7 +29,6 @@ class Job:
     state: JobState = JobState.QUEUED
     attempt: int = 0
     peer: PrefillAddress | None = None
-    last_failure: Failure | None = None
     asked_ns: int = 0
     started_ns: int = 0
     """KV is there, or the engine took the whole prompt."""

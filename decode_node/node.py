@@ -15,10 +15,11 @@ from decode_node.admission import Admission
 from decode_node.server import PrefillLinks
 from engine.engine import Engine
 from engine.loop import EngineLoop
-from fabric.api import MemoryRegion, TransferEngine
+from fabric.api import FabricGauges, MemoryRegion, TransferEngine
 from kv_messenger.peers import Introduction
 from kv_messenger.pump import Pump
 from kv_messenger.receiver import Arrival, Fetch, Receiver
+from protocol import PROTOCOL_VERSION
 from protocol.channel import ControlThread
 from protocol.curve import ClusterKey
 from protocol.digest import ServedModel, compatibility_digest
@@ -173,6 +174,7 @@ class DecodeNode:
     def status(self) -> NodeStatus:
         engine, membership = self._engine, self._membership
         return NodeStatus(
+            protocol_version=PROTOCOL_VERSION,
             role=Role.DECODE,
             instance=membership.instance,
             name=membership.name,
@@ -189,16 +191,14 @@ class DecodeNode:
             pages_total=engine.pages_total,
             pages_free=engine.pages_free,
             pages_quarantined=engine.pages_quarantined,
-            running=self._admission.jobs - self._admission.waiting,
+            running=max(0, self._admission.jobs - self._admission.waiting),
             waiting=self._admission.waiting,
             max_context=engine.max_context,
         )
 
     def resources(self) -> dict[str, float]:
         """What must be back at its starting number once nothing runs: pages, slots, transfers, fabric objects."""
-        fabric = self._pump.count()
-        held = {"regions": fabric.regions, "expectations": fabric.expectations, "endpoints": fabric.endpoints}
-        return {**self._gauges(), **held}
+        return {**self._held(), **_named(self._pump.count())}
 
     def unhealthy(self) -> str | None:
         """Why this process is of no use any more, or None."""
@@ -212,6 +212,9 @@ class DecodeNode:
         return None if self._router.registered else "not registered with a router"
 
     def _gauges(self) -> Mapping[str, float]:
+        return {**self._held(), **_named(self._pump.fabric_gauges)}
+
+    def _held(self) -> Mapping[str, float]:
         engine, receiver = self._engine, self._receiver
         return {
             "pages_total": engine.pages_total,

@@ -64,6 +64,8 @@ class TransferPlan:
             return f"ticket lists {len(rank.blocks)} blocks, {self.tokens} tokens need {pages}"
         if (max(rank.blocks) + 1) * self.layout.block_bytes > rank.region_length:
             return f"block {max(rank.blocks)} lies outside the registered pool of {rank.region_length} bytes"
+        if rank.region_base + rank.region_length >= 1 << 64:
+            return f"the pool at {rank.region_base:#x} does not fit into an address space"
         return None
 
     def pages_complete(self, computed: int) -> int:

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from fabric.api import Event, FabricCounters, TransferEngine
+from fabric.api import Event, FabricCounters, FabricGauges, TransferEngine
 
 TICK_S = 0.25
 CALL_TIMEOUT_S = 30.0
@@ -41,7 +41,8 @@ class Pump:
         self._inbox: deque[Callable[[], None]] = deque()
         self._stopping = False
         self.fabric_counters: FabricCounters = fabric.counters()
-        """A snapshot per tick, for any thread."""
+        self.fabric_gauges: FabricGauges = fabric.gauges()
+        """A snapshot of both per tick, for any thread."""
         self._thread = threading.Thread(target=self._run, name="kv-messenger", daemon=True)
 
     @property
@@ -68,11 +69,11 @@ class Pump:
         if not done.wait(CALL_TIMEOUT_S):
             raise PumpDead("the KV messenger thread did not answer")
 
-    def count(self) -> FabricCounters:
-        """The fabric's counters as of now. From any thread but the pump's."""
-        counts: list[FabricCounters] = []
-        self.call(lambda: counts.append(self._fabric.counters()))
-        return counts[0]
+    def count(self) -> FabricGauges:
+        """What the fabric holds as of now. From any thread but the pump's."""
+        gauges: list[FabricGauges] = []
+        self.call(lambda: gauges.append(self._fabric.gauges()))
+        return gauges[0]
 
     def close(self) -> None:
         """Runs what was submitted, then ends the thread and closes the fabric: endpoints, regions, domain."""
@@ -92,7 +93,7 @@ class Pump:
                     self._owner.on_events(events)
                 if time.monotonic() >= next_tick:
                     next_tick = time.monotonic() + TICK_S
-                    self.fabric_counters = self._fabric.counters()
+                    self.fabric_counters, self.fabric_gauges = self._fabric.counters(), self._fabric.gauges()
                     self._owner.on_tick(time.monotonic())
             self._run_inbox()
         except Exception:

@@ -14,10 +14,11 @@ from collections.abc import Mapping
 from engine.engine import Engine
 from engine.loop import EngineLoop
 from fabric.api import MemoryRegion, TransferEngine
-from kv_messenger.pump import Pump
+from kv_messenger.pump import Pump, as_metrics
 from kv_messenger.sender import Sender, SenderCounters
 from prefill_node.engine_port import ChunkAnnouncer, PrefillEngine
 from prefill_node.server import DecodePeers
+from protocol import PROTOCOL_VERSION
 from protocol.channel import ControlThread
 from protocol.curve import ClusterKey
 from protocol.digest import ServedModel, compatibility_digest
@@ -33,6 +34,10 @@ STOP_S = 5.0
 """For writes in flight to end after their endpoints were closed."""
 
 log = logging.getLogger(__name__)
+
+
+def _named(fabric: FabricGauges) -> dict[str, float]:
+    return {f"fabric_{name}": value for name, value in asdict(fabric).items()}
 
 
 class PrefillNode:
@@ -127,6 +132,7 @@ class PrefillNode:
     def status(self) -> NodeStatus:
         engine, membership = self._engine, self._membership
         return NodeStatus(
+            protocol_version=PROTOCOL_VERSION,
             role=Role.PREFILL,
             instance=membership.instance,
             name=membership.name,
@@ -154,9 +160,7 @@ class PrefillNode:
 
     def resources(self) -> dict[str, float]:
         """What must be back at its starting number once nothing runs: pages, transfers, fabric objects."""
-        fabric = self._pump.count()
-        held = {"regions": fabric.regions, "outstanding": fabric.outstanding, "armed": fabric.armed}
-        return {**self._gauges(), **held, "endpoints": fabric.endpoints}
+        return {**self._held(), **as_metrics(self._pump.count())}
 
     def unhealthy(self) -> str | None:
         """Why this process is of no use any more, or None."""
@@ -170,6 +174,9 @@ class PrefillNode:
         return None if self._router.registered else "not registered with a router"
 
     def _gauges(self) -> Mapping[str, float]:
+        return {**self._held(), **as_metrics(self._pump.fabric_gauges)}
+
+    def _held(self) -> Mapping[str, float]:
         engine, sender = self._engine, self._sender
         return {
             "pages_total": engine.pages_total,

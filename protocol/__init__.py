@@ -8,4 +8,5 @@ Must not know: torch (the router runs on a CPU box), how pages are scheduled, wh
 """
 
 PROTOCOL_VERSION = 1
-"""Raised with every change of a record. Peers with different versions refuse each other at the handshake."""
+"""Raised with every change of a record. The router refuses nodes of another version; it is part of the digest by which
+prefill and decode nodes know that they fit."""

@@ -1,12 +1,13 @@
 """The geometry of a KV page pool: enough to compute where a page's bytes lie, and nothing else."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 
-Positive = Annotated[int, msgspec.Meta(ge=1)]
+Positive = Annotated[int, msgspec.Meta(ge=1, lt=1 << 31)]
 
-ITEM_SIZES = {"float32": 4, "bfloat16": 2, "float16": 2}
+DType = Literal["float32", "bfloat16", "float16"]
+ITEM_SIZES: dict[DType, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 class KVLayout(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -20,7 +21,7 @@ class KVLayout(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     kv_heads: Positive
     page_size: Positive
     head_dim: Positive
-    dtype: str
+    dtype: DType
 
     @property
     def page_bytes(self) -> int:

@@ -17,9 +17,11 @@ from protocol.sampling import SamplingParams
 from protocol.ticket import TransferKey, TransferTicket
 
 MAX_PROMPT_TOKENS = 1 << 20
+MAX_CHECKSUM_BYTES = 8 << 20
 
-Count = Annotated[int, msgspec.Meta(ge=0)]
-Seconds = Annotated[float, msgspec.Meta(ge=0.0)]
+Landing = Annotated[int, msgspec.Meta(ge=1, lt=1 << 53)]
+Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 53)]
+Seconds = Annotated[float, msgspec.Meta(ge=0.0, le=1e9)]
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
 PublicId = Annotated[str, msgspec.Meta(max_length=512)]
 Text = Annotated[str, msgspec.Meta(max_length=4096)]
@@ -94,6 +96,7 @@ class NodeStatus(Message, frozen=True):
     waiting: accepted requests that hold no pages yet. local_prefill: serves alone, needs no prefill node.
     """
 
+    protocol_version: Count
     role: Role
     instance: Name
     name: Name
@@ -202,19 +205,19 @@ class Hello(Message, frozen=True):
     expects: Name
     compatibility: Name
     layout: KVLayout
-    landing: Annotated[int, msgspec.Meta(ge=1)]
+    landing: Landing
     landing_address: Annotated[bytes, msgspec.Meta(min_length=1, max_length=4096)]
 
 
 class Welcome(Message, frozen=True):
     instance: Name
-    landing: Annotated[int, msgspec.Meta(ge=1)]
+    landing: Landing
     layout: KVLayout
 
 
 class HelloRefused(Message, frozen=True):
     instance: Name
-    landing: Annotated[int, msgspec.Meta(ge=1)]
+    landing: Landing
     failure: Failure
 
 
@@ -270,7 +273,7 @@ class TransferFinished(Message, frozen=True):
     key: TransferKey
     posted: Count
     times: PrefillTimes
-    checksums: Annotated[bytes, msgspec.Meta(max_length=1 << 24)] | None
+    checksums: Annotated[bytes, msgspec.Meta(max_length=MAX_CHECKSUM_BYTES)] | None
 
 
 class Stopped(Message, frozen=True):

@@ -5,6 +5,7 @@ from typing import Annotated
 import msgspec
 
 U64 = Annotated[int, msgspec.Meta(ge=0)]
+"""MessagePack itself holds no integer above 2^64 - 1."""
 BlockId = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
 
 
@@ -13,7 +14,7 @@ class TransferKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True, order
     decode process that opened the attempt."""
 
     request: str
-    attempt: Annotated[int, msgspec.Meta(ge=1)]
+    attempt: Annotated[int, msgspec.Meta(ge=1, lt=1 << 31)]
     instance: str
 
     def __str__(self) -> str:
@@ -36,6 +37,6 @@ class TransferTicket(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     old one is refused. `first_page` is the first page that the decode side does not hold already."""
 
     key: TransferKey
-    landing: Annotated[int, msgspec.Meta(ge=1)]
-    first_page: Annotated[int, msgspec.Meta(ge=0)]
+    landing: Annotated[int, msgspec.Meta(ge=1, lt=1 << 53)]
+    first_page: Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
     ranks: Annotated[list[RankTicket], msgspec.Meta(min_length=1, max_length=64)]

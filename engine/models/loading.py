@@ -15,7 +15,7 @@ from engine.cache_pool import DTYPES
 from engine.errors import IncompleteModel, UnsupportedModel
 from engine.models.binding import ATTENTION_NAME, register_attention
 from engine.models.families import check_supported
-from protocol.layout import KVLayout
+from protocol.layout import DType, KVLayout
 
 _WEIGHTS = "model.safetensors"
 _WEIGHTS_INDEX = "model.safetensors.index.json"
@@ -27,7 +27,7 @@ class LoadedModel:
 
     model: torch.nn.Module
     head: bool
-    dtype: str
+    dtype: DType
     layers: int
     kv_heads: int
     head_dim: int
@@ -45,7 +45,7 @@ class LoadedModel:
         )
 
 
-def load_model(directory: Path, dtype: str = "float32", head: bool = True) -> LoadedModel:
+def load_model(directory: Path, dtype: DType = "float32", head: bool = True) -> LoadedModel:
     """`head` False loads the base model alone, for a node that never samples.
 
     Raises IncompleteModel or UnsupportedModel, before the weights are read.

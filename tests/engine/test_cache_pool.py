@@ -8,7 +8,7 @@ import torch
 
 from engine.cache_pool import CachePool
 from engine.errors import PoisonBroken
-from protocol.layout import KVLayout
+from protocol.layout import DType, KVLayout
 from tests.engine.traces import T0
 
 
@@ -46,7 +46,7 @@ def test_chunks_are_handed_out_once() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-def test_free_pages_are_not_a_number_in_debug_mode(dtype: str) -> None:
+def test_free_pages_are_not_a_number_in_debug_mode(dtype: DType) -> None:
     layout = KVLayout(layers=2, kv_heads=1, page_size=4, head_dim=8, dtype=dtype)
     pool = CachePool(layout, 3, debug_pages=True)
     assert pool.pages.isnan().all()

@@ -11,6 +11,7 @@ from typing import Any, Self
 import msgspec
 import zmq
 
+from protocol import PROTOCOL_VERSION
 from protocol.codec import decode, encode
 from protocol.curve import ClusterKey
 from protocol.messages import (
@@ -71,6 +72,7 @@ def stall(node: "FakeNode", request: DecodeRequest) -> None:
 def node_status(instance: str, **changes: Any) -> NodeStatus:
     """A ready decode node that serves alone, unless told otherwise."""
     plain = NodeStatus(
+        protocol_version=PROTOCOL_VERSION,
         role=Role.DECODE,
         instance=instance,
         name=instance,
