@@ -15,9 +15,9 @@ from decode_node.admission import Admission
 from decode_node.server import PrefillLinks
 from engine.engine import Engine
 from engine.loop import EngineLoop
-from fabric.api import FabricGauges, MemoryRegion, TransferEngine
+from fabric.api import MemoryRegion, TransferEngine
 from kv_messenger.peers import Introduction
-from kv_messenger.pump import Pump
+from kv_messenger.pump import Pump, as_metrics
 from kv_messenger.receiver import Arrival, Fetch, Receiver
 from protocol import PROTOCOL_VERSION
 from protocol.channel import ControlThread
@@ -198,7 +198,7 @@ class DecodeNode:
 
     def resources(self) -> dict[str, float]:
         """What must be back at its starting number once nothing runs: pages, slots, transfers, fabric objects."""
-        return {**self._held(), **_named(self._pump.count())}
+        return {**self._held(), **as_metrics(self._pump.count())}
 
     def unhealthy(self) -> str | None:
         """Why this process is of no use any more, or None."""
@@ -212,7 +212,7 @@ class DecodeNode:
         return None if self._router.registered else "not registered with a router"
 
     def _gauges(self) -> Mapping[str, float]:
-        return {**self._held(), **_named(self._pump.fabric_gauges)}
+        return {**self._held(), **as_metrics(self._pump.fabric_gauges)}
 
     def _held(self) -> Mapping[str, float]:
         engine, receiver = self._engine, self._receiver

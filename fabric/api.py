@@ -138,7 +138,7 @@ Event = WritesFailed | WritesEnded | Arrived | OverCounted | EndpointFailed
 
 @dataclass(frozen=True, slots=True)
 class FabricCounters:
-    """Monotone counters and gauges of one engine, for metrics and for the leak test."""
+    """What one engine has done since it was opened, for metrics: every number only grows."""
 
     writes_posted: int
     writes_completed: int
@@ -148,6 +148,13 @@ class FabricCounters:
     stale_immediates: int
     over_counts: int
     post_retries: int
+
+
+@dataclass(frozen=True, slots=True)
+class FabricGauges:
+    """What one engine holds now, for metrics and for the leak test: writes that are outstanding, batches that are
+    armed, expectations, endpoints and regions."""
+
     outstanding: int
     armed: int
     expectations: int
@@ -233,6 +240,9 @@ class TransferEngine(ABC):
 
     @abstractmethod
     def counters(self) -> FabricCounters: ...
+
+    @abstractmethod
+    def gauges(self) -> FabricGauges: ...
 
     @abstractmethod
     def close(self) -> None:

@@ -17,6 +17,7 @@ from fabric import paged
 from fabric.api import (
     Event,
     FabricCounters,
+    FabricGauges,
     Landing,
     MemoryRegion,
     PageWrites,
@@ -254,16 +255,22 @@ class LibfabricEngine(TransferEngine):
                 self._lib.kf_wake(self._raw)
 
     def counters(self) -> FabricCounters:
-        raw = self._ffi.new("kf_counters *")
-        self._lib.kf_read_counters(self._open(), raw)
+        raw = self._read_counters()
         return FabricCounters(**{name: getattr(raw, name) for name in FabricCounters.__dataclass_fields__})
+
+    def gauges(self) -> FabricGauges:
+        raw = self._read_counters()
+        return FabricGauges(**{name: getattr(raw, name) for name in FabricGauges.__dataclass_fields__})
 
     @property
     def sleeps(self) -> int:
         """How often `progress` went to sleep so far: what an idle or a waiting engine costs."""
+        return int(self._read_counters().sleeps)
+
+    def _read_counters(self) -> Any:
         raw = self._ffi.new("kf_counters *")
         self._lib.kf_read_counters(self._open(), raw)
-        return int(raw.sleeps)
+        return raw
 
     def close(self) -> None:
         with self._wake_lock:

@@ -8,7 +8,17 @@ import time
 from itertools import count
 
 from fabric import paged
-from fabric.api import Event, FabricCounters, Landing, MemoryRegion, PageWrites, RemoteRegion, Sending, TransferEngine
+from fabric.api import (
+    Event,
+    FabricCounters,
+    FabricGauges,
+    Landing,
+    MemoryRegion,
+    PageWrites,
+    RemoteRegion,
+    Sending,
+    TransferEngine,
+)
 from fabric.counting import ImmediateCounter
 from fabric.errors import EndpointClosed, FabricUsageError, OperationError
 from fabric.faults import Faults
@@ -204,6 +214,11 @@ class SimulatedEngine(TransferEngine):
                 stale_immediates=self._counting.stale,
                 over_counts=self._counting.over_counts,
                 post_retries=self._sender.retries,
+            )
+
+    def gauges(self) -> FabricGauges:
+        with self._network.lock:
+            return FabricGauges(
                 outstanding=self._sender.outstanding,
                 armed=len(self._sender.armed),
                 expectations=len(self._counting),

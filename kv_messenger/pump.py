@@ -9,6 +9,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from typing import Protocol
 
 from fabric.api import Event, FabricCounters, FabricGauges, TransferEngine
@@ -17,6 +18,11 @@ TICK_S = 0.25
 CALL_TIMEOUT_S = 30.0
 
 log = logging.getLogger(__name__)
+
+
+def as_metrics(gauges: FabricGauges) -> dict[str, float]:
+    """By the names that a node shows them under."""
+    return {f"fabric_{name}": value for name, value in asdict(gauges).items()}
 
 
 class PumpOwner(Protocol):

@@ -36,10 +36,6 @@ STOP_S = 5.0
 log = logging.getLogger(__name__)
 
 
-def _named(fabric: FabricGauges) -> dict[str, float]:
-    return {f"fabric_{name}": value for name, value in asdict(fabric).items()}
-
-
 class PrefillNode:
     """`engine`, `fabric` and `region` (the engine's pool, registered) are handed in ready-made and owned from then on.
     `port`: where decode nodes dial, 0 takes any."""

@@ -229,6 +229,10 @@ class ProcessCluster:
         samples = (line.rpartition(" ") for line in lines)
         return {metric.removeprefix("kvferry_"): float(value) for metric, _, value in samples}
 
+    def tokens_received(self) -> int:
+        """By the router, so far."""
+        return int(self.metrics("router")["router_tokens_total"])
+
     def page_states(self, name: str) -> list[str]:
         """From the page ledger."""
         return [block["state"] for block in self.get(name, "/debug/pages").json()]
@@ -296,6 +300,6 @@ class ProcessCluster:
             seen = {m["name"]: 1.0 for m in self.members() if m["in_flight"] or m["running"] or m["waiting"]}
             return {**seen, "running": running} if (running := metrics["router_requests_running"]) else seen
         found = {gauge: value for gauge in _AT_REST if (value := metrics.get(gauge, 0.0))}
-        found |= {gauge: value for gauge in _FABRIC_AT_REST if (value := metrics[f"fabric_{gauge}_total"])}
+        found |= {gauge: value for gauge in _FABRIC_AT_REST if (value := metrics[f"fabric_{gauge}"])}
         missing = metrics["pages_total"] - metrics["pages_free"]
         return {**found, "pages": missing} if missing else found

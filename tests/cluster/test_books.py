@@ -83,7 +83,7 @@ def _of_process(pid: int) -> dict[str, float]:
 def _of_node(cluster: ProcessCluster, name: str) -> dict[str, float]:
     metrics = cluster.metrics(name)
     held = {gauge: metrics[gauge] for gauge in HELD if gauge in metrics}
-    return held | {gauge: metrics[f"fabric_{gauge}_total"] for gauge in FABRIC_HELD if name != "router"}
+    return held | {gauge: metrics[f"fabric_{gauge}"] for gauge in FABRIC_HELD if name != "router"}
 
 
 def steady(cluster: ProcessCluster, until: Resources | None = None) -> Resources:

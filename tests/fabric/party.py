@@ -44,7 +44,9 @@ def drive(*parties: Party, until: Callable[[], bool], deadline: float = DEADLINE
     """Progresses all parties by turns until the condition holds; fails after `deadline` seconds."""
     end = time.monotonic() + deadline
     while not until():
-        assert time.monotonic() < end, [(party.events, party.engine.counters()) for party in parties]
+        assert time.monotonic() < end, [
+            (party.events, party.engine.counters(), party.engine.gauges()) for party in parties
+        ]
         for party in parties:
             party.events += party.engine.progress(0.001)
 

@@ -26,13 +26,13 @@ def test_no_more_than_the_cap_is_outstanding(fabric: Fabric) -> None:
     link = connected(fabric)
     engine = link.sender.engine
     engine.write(link.sending, pages(link.source_region, link.target_region.remote, list(range(32)), PAGE, 2))
-    drive(link.sender, until=lambda: engine.counters().outstanding == CAP)
+    drive(link.sender, until=lambda: engine.gauges().outstanding == CAP)
     settle(link.sender)
-    assert engine.counters().outstanding == CAP
+    assert engine.gauges().outstanding == CAP
     assert engine.counters().writes_posted == 1 + CAP
     fabric.resume(link.receiver)
     drive(*link.both, until=lambda: bool(link.sender.events))
-    assert engine.counters().outstanding == 0
+    assert engine.gauges().outstanding == 0
     assert np.array_equal(link.target[: 32 * PAGE], link.source[: 32 * PAGE])
 
 
@@ -42,7 +42,7 @@ def test_a_half_posted_batch_stops_where_it_is_and_accounts_for_what_it_posted(f
     expectation = link.receiver.engine.expect(link.landing, pack(5, 1), 32)
     batch = pages(link.source_region, link.target_region.remote, list(range(32)), PAGE, pack(5, 1))
     handle = engine.write(link.sending, batch)
-    drive(link.sender, until=lambda: engine.counters().outstanding == CAP)
+    drive(link.sender, until=lambda: engine.gauges().outstanding == CAP)
     assert engine.cancel(handle) == (CAP, 0)
     assert engine.cancel(handle) == (CAP, 0)
     settle(link.sender)
@@ -63,7 +63,7 @@ def test_a_cancelled_batch_makes_room_for_the_next(fabric: Fabric) -> None:
     many = pages(link.source_region, link.target_region.remote, list(range(32)), PAGE, 2)
     first = engine.write(link.sending, many)
     second = engine.write(link.sending, pages(link.source_region, link.target_region.remote, [40], PAGE, 3))
-    drive(link.sender, until=lambda: engine.counters().outstanding == CAP)
+    drive(link.sender, until=lambda: engine.gauges().outstanding == CAP)
     engine.cancel(first)
     fabric.resume(link.receiver)
     drive(*link.both, until=lambda: len(link.sender.events) == 2)
@@ -86,10 +86,10 @@ def test_a_stalled_peer_does_not_block_another(fabric: Fabric) -> None:
     to_other = sender.engine.connect("other", other.engine.open_landing("sender").address)
     everything = list(range(32))
     sender.engine.write(link.sending, pages(link.source_region, link.target_region.remote, everything, PAGE, 2))
-    drive(sender, until=lambda: sender.engine.counters().outstanding == CAP)
+    drive(sender, until=lambda: sender.engine.gauges().outstanding == CAP)
     handle = sender.engine.write(to_other, pages(link.source_region, region.remote, everything, PAGE, 3))
     drive(sender, other, until=lambda: bool(sender.events))
     (ended,) = sender.of(WritesEnded)
     assert (ended.handle, ended.completed) == (handle, 32)
     assert np.array_equal(memory, link.source[: 32 * PAGE])
-    assert sender.engine.counters().outstanding == CAP
+    assert sender.engine.gauges().outstanding == CAP

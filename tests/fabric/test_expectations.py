@@ -129,7 +129,7 @@ def test_a_closed_landing_drops_its_expectations_without_events(link: Link) -> N
     link.receiver.engine.close_endpoint(link.landing)
     settle(link.receiver)
     assert link.receiver.events == []
-    assert link.receiver.engine.counters().expectations == 0
+    assert link.receiver.engine.gauges().expectations == 0
     link.receiver.engine.forget(handle)
     with pytest.raises(FabricUsageError):
         link.receiver.engine.counted(handle)
@@ -146,4 +146,4 @@ def test_all_slots_can_be_armed_at_once(link: Link) -> None:
     assert link.receiver.of(Arrived)[0].handle == handles[4095]
     for handle in handles:
         engine.forget(handle)
-    assert engine.counters().expectations == 0
+    assert engine.gauges().expectations == 0

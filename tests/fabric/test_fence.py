@@ -106,7 +106,7 @@ def test_what_is_in_flight_at_the_fence_never_lands_and_fails_for_its_sender(fab
     drive(*link.both, until=lambda: bool(link.sender.events))
     fabric.stall(link.receiver)
     link.sender.engine.write(link.sending, pages(link.source_region, link.target_region.remote, everything, PAGE, 2))
-    drive(link.sender, until=lambda: link.sender.engine.counters().outstanding >= 32)
+    drive(link.sender, until=lambda: link.sender.engine.gauges().outstanding >= 32)
     link.receiver.engine.close_endpoint(link.landing)
     fabric.resume(link.receiver)
     drive(*link.both, until=lambda: bool(link.sender.of(EndpointFailed)) and len(link.sender.of(WritesEnded)) == 2)

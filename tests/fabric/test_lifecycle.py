@@ -123,17 +123,17 @@ def test_an_engine_closes_with_writes_outstanding_armed_and_unreported(fabric: F
     settle(link.receiver)
 
 
-def test_counters_count_what_is_open(fabric: Fabric) -> None:
+def test_gauges_count_what_is_open(fabric: Fabric) -> None:
     link = Link(fabric)
     engine = link.receiver.engine
     handle = engine.expect(link.landing, pack(1, 1), 1)
-    counters = engine.counters()
-    assert (counters.endpoints, counters.regions, counters.expectations) == (1, 1, 1)
+    held = engine.gauges()
+    assert (held.endpoints, held.regions, held.expectations) == (1, 1, 1)
     engine.forget(handle)
     engine.close_endpoint(link.landing)
     engine.deregister(link.target_region)
-    counters = engine.counters()
-    assert (counters.endpoints, counters.regions, counters.expectations) == (0, 0, 0)
+    held = engine.gauges()
+    assert (held.endpoints, held.regions, held.expectations) == (0, 0, 0)
 
 
 def census() -> tuple[int, int]:

@@ -18,7 +18,7 @@ def keep_writing(party: Party, sending: Sending, batch: PageWrites) -> None:
     """Until the batch that fails."""
 
     def failed() -> bool:
-        if party.engine.counters().outstanding == 0 and not party.of(WritesFailed):
+        if party.engine.gauges().outstanding == 0 and not party.of(WritesFailed):
             party.engine.write(sending, batch)
         return bool(party.of(EndpointFailed))
 
@@ -36,7 +36,7 @@ def test_a_killed_target_fails_its_writes_and_its_successor_is_reached(provider:
         drive(sender, until=lambda: bool(sender.of(WritesEnded)))
         target.kill()  # while the second batch is on its way
         keep_writing(sender, sending, pages(region, target.remote, ALL, PAGE, pack(1, 1)))
-        drive(sender, until=lambda: engine.counters().outstanding == 0)
+        drive(sender, until=lambda: engine.gauges().outstanding == 0)
     failed = {event.handle for event in sender.of(WritesFailed)}
     assert failed and all(event.error for event in sender.of(WritesEnded) if event.handle in failed)
     (broken,) = sender.of(EndpointFailed)

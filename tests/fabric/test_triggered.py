@@ -46,11 +46,11 @@ def test_nothing_is_posted_below_the_threshold(link: Link) -> None:
     arm(link, word, 5)
     settle(*link.both)
     assert landed(link) == [] and ended(link) == []
-    assert link.sender.engine.counters().armed == 1
+    assert link.sender.engine.gauges().armed == 1
     word.reach(5)
     drive(*link.both, until=lambda: len(ended(link)) == 1)
     assert landed(link) == [5]
-    assert link.sender.engine.counters().armed == 0
+    assert link.sender.engine.gauges().armed == 0
 
 
 def test_a_threshold_that_was_reached_before_fires_at_once(link: Link) -> None:

@@ -234,7 +234,7 @@ def test_a_lost_peer_that_comes_back_and_accounts_for_its_writes_ends_the_wait()
     world.run()
     assert world.owner.safe == [key]
     world.receiver.on_tick(later(0.0))
-    assert world.receiver.lingering_landings == 0 and world.fabric.counters().endpoints == 0
+    assert world.receiver.lingering_landings == 0 and world.fabric.gauges().endpoints == 0
 
 
 def test_a_refused_greeting_fails_what_waited_for_it() -> None:
@@ -243,7 +243,7 @@ def test_a_refused_greeting_fails_what_waited_for_it() -> None:
     failure = Failure(FailureCode.INCOMPATIBLE, "page sizes differ")
     world.receiver.on_hello_refused(PEER.instance, HelloRefused(instance=PEER.instance, landing=1, failure=failure))
     assert world.owner.failures == {key: failure} and world.owner.safe == [key]
-    assert world.fabric.counters().endpoints == 0
+    assert world.fabric.gauges().endpoints == 0
 
 
 def test_a_stale_session_is_renewed_and_the_request_may_be_tried_again() -> None:
@@ -289,8 +289,8 @@ def test_closing_fails_what_is_open_and_fences_everybody() -> None:
     world.post(pages=1)
     world.receiver.close_all(Failure(FailureCode.DRAINING, "going"))
     assert world.owner.failures[key].code is FailureCode.DRAINING and world.owner.safe == [key]
-    counters = world.fabric.counters()
-    assert (counters.endpoints, counters.expectations) == (0, 0)
+    held = world.fabric.gauges()
+    assert (held.endpoints, held.expectations) == (0, 0)
 
 
 def test_two_landings_of_one_instance_may_linger() -> None:
@@ -304,4 +304,4 @@ def test_two_landings_of_one_instance_may_linger() -> None:
     assert world.receiver.lingering_landings == 2
     world.receiver.peer_dead(PEER.instance)
     assert set(world.owner.safe) == {first, second}
-    assert world.fabric.counters().endpoints == 0
+    assert world.fabric.gauges().endpoints == 0

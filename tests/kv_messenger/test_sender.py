@@ -266,7 +266,7 @@ def test_a_silent_decode_node_loses_its_session_and_its_prompts_stop() -> None:
     world.sender.on_tick(time.monotonic() + PEER_TIMEOUT_S + 0.1)
     world.run()
     assert world.sender.sessions == 0 and world.engine.released == [engine_id(key)]
-    assert world.fabric.counters().endpoints == 0
+    assert world.fabric.gauges().endpoints == 0
 
 
 def test_a_ping_is_answered_also_without_a_session() -> None:

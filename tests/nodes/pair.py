@@ -109,7 +109,7 @@ class Cluster:
 
     def wait_at_rest(self) -> None:
         """Nothing is open anywhere. Looked at with every NodeStatus, as pages are."""
-        passing = ("transfers", "armed", "outstanding", "expectations")
+        passing = ("transfers", "fabric_armed", "fabric_outstanding", "fabric_expectations")
         self.router.wait_for(lambda _: not any(held.get(name) for held in self.resources() for name in passing))
 
     def resources(self) -> list[dict[str, float]]:
