@@ -4,7 +4,7 @@ import json
 from threading import Event
 
 from tests.cluster.exchange import DONE, key_of, text_of
-from tests.cluster.harness import ProcessCluster
+from tests.cluster.harness import ProcessCluster, eventually
 from tests.cluster.oracle import Oracle
 
 PROMPT = "the prompt of a request one of whose processes stands still; " * 3
@@ -73,9 +73,24 @@ def test_a_long_pause_of_the_prefill_node_sends_the_request_elsewhere(cluster: P
         assert again.text() == oracle.completion(PROMPT, TOKENS).text
 
 
+def test_a_decode_node_that_stands_still_keeps_no_page_of_the_prefill_node(
+    cluster: ProcessCluster, oracle: Oracle
+) -> None:
+    """P10: no new request comes, and its pages return; its own goes to the other decode node."""
+    with cluster.held(GATE, "prefill-0") as gate:
+        asked = cluster.ask(PROMPT, TOKENS)
+        gate.reached("prefill-0")
+        (name,) = cluster.decodes_of_last(1)
+        with cluster.paused(name), asked:
+            eventually(lambda: set(cluster.page_states("prefill-0")) == {"free"}, "all its pages are free", RESOLVE_S)
+            gate.release("prefill-0")
+            assert asked.text() == oracle.completion(PROMPT, TOKENS).text
+    assert cluster.decodes_of_last(1) != [name]
+
+
 def test_a_long_pause_of_the_decode_node_cuts_its_stream(cluster: ProcessCluster, oracle: Oracle) -> None:
     """MX18: when it wakes it does not go on with work that nobody waits for, and is used again."""
-    pids = cluster.pids()
+    pids, before = cluster.pids(), cluster.tokens_received()
     with cluster.ask(PROMPT, ENDLESS, stream=True) as asked:
         events = asked.events()
         first = next(events)
@@ -84,7 +99,8 @@ def test_a_long_pause_of_the_decode_node_cuts_its_stream(cluster: ProcessCluster
             *shown, last = events
             cluster.wait_forgotten(name)
     assert json.loads(last)["error"]["code"] == "node_lost"
-    assert oracle.completion(PROMPT, ENDLESS).text.startswith(text_of([first, *shown]))
+    received = cluster.tokens_received() - before
+    assert oracle.completion(PROMPT, received).text.startswith(text_of([first, *shown]))
     cluster.wait_ready(name)
     cluster.wait_at_rest(RESOLVE_S)
     assert cluster.metrics(name)["requests_tokens_total"] < ENDLESS
