@@ -4,6 +4,7 @@ import asyncio
 from dataclasses import dataclass, field
 
 from protocol.messages import Failure, FailureCode, RequestEnded, TokenDelta
+from router.membership import Member
 
 FromAttempt = TokenDelta | RequestEnded | Failure
 """A Failure: this try is over without the node's last word."""
@@ -11,11 +12,12 @@ FromAttempt = TokenDelta | RequestEnded | Failure
 
 @dataclass(slots=True, eq=False)
 class Attempt:
-    """`inbox` holds at most the tokens that the request may generate. `over`: nothing more will come."""
+    """`inbox` holds at most the tokens that the request may generate. `over`: nothing more will come. The members are
+    those that it was counted on: one that was lost and came back under the same instance is another."""
 
     request: str
-    decode: str
-    first_prefill: str | None
+    decode: Member
+    first_prefill: Member | None
     inbox: asyncio.Queue[FromAttempt] = field(default_factory=asyncio.Queue)
     tokens: int = 0
     over: bool = False

@@ -53,7 +53,7 @@ class Dispatcher:
 
     def on_message(self, instance: str, message: TokenDelta | RequestEnded) -> None:
         attempt = self._attempts.get(message.request)
-        if attempt is not None and attempt.decode == instance:
+        if attempt is not None and attempt.decode.instance == instance:
             attempt.take(message)
             return
         self.metrics.dropped("unknown_request")
@@ -63,7 +63,7 @@ class Dispatcher:
     def on_lost(self, instance: str) -> None:
         """The node is gone: its requests fail here, and it is told to stop them in case it lives."""
         self.metrics.lost.inc()
-        for attempt in [one for one in self._attempts.values() if one.decode == instance]:
+        for attempt in [one for one in self._attempts.values() if one.decode.instance == instance]:
             attempt.fail(Failure(FailureCode.NODE_LOST, "The node that served the request is gone."))
             self.abort(instance, attempt.request)
         self.queue.move_up()
@@ -85,14 +85,14 @@ class Dispatcher:
         if self._attempts.pop(attempt.request, None) is None:
             return
         if not attempt.over:
-            self.abort(attempt.decode, attempt.request)
-        self._count(attempt.decode, -1)
+            self.abort(attempt.decode.instance, attempt.request)
+        attempt.decode.in_flight -= 1
         self.prompt_done(attempt)
 
     def prompt_done(self, attempt: Attempt) -> None:
         """The first token came: no prefill node is busy with this prompt any more."""
         if attempt.first_prefill is not None:
-            self._count(attempt.first_prefill, -1)
+            attempt.first_prefill.in_flight -= 1
             attempt.first_prefill = None
 
     def abort(self, instance: str, request: str) -> None:
@@ -101,12 +101,19 @@ class Dispatcher:
             self.metrics.unsent.inc()
 
     def _open(self, job: Job, decode: Member, ranking: list[Member]) -> Attempt:
-        first = None if decode.status.local_prefill or not ranking else ranking[0].instance
-        attempt = self._attempts[job.key] = Attempt(job.key, decode.instance, first)
-        self._count(decode.instance, +1)
+        first = None if decode.status.local_prefill or not ranking else ranking[0]
+        attempt = self._attempts[job.key] = Attempt(job.key, decode, first)
+        decode.in_flight += 1
         if first is not None:
-            self._count(first, +1)
-        event(log, "request sent", request=job.key, public_id=job.public_id, decode=decode.status.name, prefill=first)
+            first.in_flight += 1
+        event(
+            log,
+            "request sent",
+            request=job.key,
+            public_id=job.public_id,
+            decode=decode.status.name,
+            prefill=first.status.name if first else None,
+        )
         return attempt
 
     def _request(self, job: Job, ranking: list[Member]) -> DecodeRequest:
@@ -118,11 +125,6 @@ class Dispatcher:
             deadline_s=max(0.0, job.deadline - self.clock()),
             prefills=[address(prefill) for prefill in ranking],
         )
-
-    def _count(self, instance: str, change: int) -> None:
-        member = self._membership.get(instance)
-        if member is not None:
-            member.in_flight += change
 
     def capacity(self) -> int:
         """Requests that the nodes may have at once; 0 where none can serve."""

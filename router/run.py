@@ -98,7 +98,7 @@ class Run:
         if attempt is None:
             return None
         if not attempt.over:
-            self._dispatcher.abort(attempt.decode, attempt.request)
+            self._dispatcher.abort(attempt.decode.instance, attempt.request)
         try:
             async with asyncio.timeout(LAST_WORD_S):
                 while not isinstance(said := await attempt.inbox.get(), RequestEnded | Failure):
@@ -135,7 +135,7 @@ class Run:
 
     def _start(self) -> None:
         self._attempt = self._dispatcher.start(self.job, self._tried)
-        self._tried.add(self._attempt.decode)
+        self._tried.add(self._attempt.decode.instance)
         self.times.sent = self.now()
 
     async def _next(self) -> TokenDelta | RequestEnded | Failure | None:
