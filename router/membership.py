@@ -7,6 +7,7 @@ everything of the old one is dropped at once and it is never taken back.
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
+from protocol import PROTOCOL_VERSION
 from protocol.messages import NodeStatus, Role
 
 HEARTBEAT_S = 1.0
@@ -95,6 +96,9 @@ class Membership:
         return min([model, *(member.status.max_context for member in self._members.values() if member.usable)])
 
     def _refusal(self, status: NodeStatus) -> str | None:
+        version = status.protocol_version
+        if version != PROTOCOL_VERSION:
+            return f"protocol version {version} differs from the router's {PROTOCOL_VERSION}: run the same kvferry"
         if status.tokenizer != self._tokenizer:
             return f"tokenizer {status.tokenizer} differs from the router's {self._tokenizer}: serve the same model"
         return None

@@ -1,5 +1,6 @@
 """Membership as a pure record of heartbeats, on a clock that the test turns."""
 
+from protocol import PROTOCOL_VERSION
 from protocol.messages import Role
 from router.membership import LOST_AFTER_S, MAX_NODES, Membership
 from tests.router.fake_node import node_status
@@ -89,6 +90,14 @@ def test_a_refused_node_is_kept_for_show_and_not_used() -> None:
     member = members.get("a")
     assert refusal and member is not None and not member.usable
     assert members.max_context(100_000) == 100_000
+
+
+def test_a_node_of_another_protocol_version_is_refused_with_both_versions() -> None:
+    members = Membership("ours", 0.0)
+    other = PROTOCOL_VERSION + 1
+    refusal, _ = members.observe(node_status("a", protocol_version=other, tokenizer="theirs"), 0.0)
+    assert refusal is not None
+    assert f"protocol version {other}" in refusal and str(PROTOCOL_VERSION) in refusal
 
 
 def test_the_context_is_the_smallest_of_the_model_and_the_nodes_in_use() -> None:

@@ -3,10 +3,12 @@
 import random
 from typing import Any
 
+import msgspec
 import pytest
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
+from protocol import PROTOCOL_VERSION
 from protocol.curve import new_cluster_key
 from protocol.messages import Abort, DecodeRequest, FinishReason, Nack, Role, TokenDelta
 from tests.router.conftest import REPLY, end_token
@@ -57,6 +59,23 @@ def test_a_node_with_another_tokenizer_is_refused_with_the_reason(router: Runnin
     assert router.http.post("/v1/completions", json=BODY).status_code == 503
     shown = router.members()[node.status.name]
     assert shown["refusal"] == refusal and shown["ready"] is False
+
+
+def test_a_node_of_another_protocol_version_is_told_so_and_never_asked(router: RunningRouter) -> None:
+    node = router.node(stall, protocol_version=PROTOCOL_VERSION + 1)
+    refusal = node.acks[0].refusal
+    assert refusal is not None and "protocol version" in refusal
+    assert router.http.post("/v1/completions", json=BODY).status_code == 503
+    assert router.members()[node.status.name]["refusal"] == refusal
+    assert not node.requests
+
+
+def test_a_status_that_cannot_be_read_is_answered_with_nack(router: RunningRouter) -> None:
+    node = router.node(stall)
+    later = msgspec.to_builtins(node.status) | {"field_of_a_later_version": 1}
+    node.say_bytes(msgspec.msgpack.encode(later))
+    assert node.wait_for(lambda node: bool(node.of(Nack)))
+    assert "field_of_a_later_version" in node.of(Nack)[0].failure.message
 
 
 def test_a_draining_node_gets_nothing_new(router: RunningRouter) -> None:
