@@ -130,10 +130,7 @@ class Admission:
         if job is None:
             return
         job.arrival = arrival
-        if self._gates.held("decode:join"):
-            self._at_join_gate.append(job.id)
-        else:
-            self._resume(job)
+        self._join(job)
 
     def kv_failed(self, key: TransferKey, failure: Failure) -> None:
         job = self._current(key)
@@ -190,7 +187,7 @@ class Admission:
         for request_id in joining:
             job = self._jobs.get(request_id)
             if job is not None and job.state is JobState.WAITING_FOR_KV:
-                self._resume(job)
+                self._join(job)
 
     # ---- inside ----
 
@@ -240,7 +237,10 @@ class Admission:
             )
         )
 
-    def _resume(self, job: Job) -> None:
+    def _join(self, job: Job) -> None:
+        if self._gates.held("decode:join"):
+            self._at_join_gate.append(job.id)
+            return
         job.state, job.started_ns = JobState.RUNNING, time.monotonic_ns()
         self._engine.resume(job.id, computed=len(job.request.prompt) - 1)
 

@@ -40,6 +40,9 @@ from protocol.router_link import RouterLink
 from protocol.status_http import StatusServer
 from protocol.ticket import TransferKey
 
+STOP_S = 5.0
+"""For each part of a stop that waits: the engine's current step, the senders' answers."""
+
 log = logging.getLogger(__name__)
 
 
@@ -158,11 +161,13 @@ class DecodeNode:
         return self._idle.wait(grace_s)
 
     def close(self) -> None:
-        """In reverse: end the requests, fence the peers, then close sockets, fabric and engine. A thread ends only
-        after those that post to it."""
-        self._loop.post(lambda _: self._end_all())
+        """In reverse: end the requests and hear from their senders, then close sockets, fabric (which fences) and
+        engine. A thread ends only after those that post to it."""
         going = Failure(FailureCode.DRAINING, "the decode node is stopping")
-        self._pump.submit(lambda: self._receiver.close_all(going))
+        if self.unhealthy() is None:
+            self._loop.submit(lambda _: self._end_all()).result(STOP_S)
+            self._pump.call(lambda: self._receiver.stop_all(going))
+            self._receiver.wait_idle(STOP_S)
         self._control.close()
         self._pump.close()
         self._loop.stop()

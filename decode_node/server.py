@@ -96,7 +96,7 @@ class PrefillLinks:
         peer = self._peers.get(instance)
         if peer is not None:
             peer.last_heard = time.monotonic()
-        if isinstance(message, Welcome | Pong | HelloRefused) and message.instance != instance:
+        if not isinstance(message, Nack) and message.instance != instance:
             self._proven_dead(instance, "another instance answers at its address")
             return
         action = self._action(instance, message)

@@ -15,6 +15,7 @@ import msgspec
 from fabric.api import Landing, TransferEngine
 from protocol.layout import KVLayout
 from protocol.messages import Hello, Ping, PrefillAddress, PrefillRequest
+from protocol.ticket import TransferKey
 
 PING_EVERY_S = 1.0
 PEER_TIMEOUT_S = 4.0
@@ -45,6 +46,12 @@ class Peer:
     welcomed: bool = False
     waiting: list[PrefillRequest] = field(default_factory=list)
 
+    def withdraw(self, key: TransferKey) -> bool:
+        """Take back a request that was never sent. False if it was sent, or is unknown."""
+        before = len(self.waiting)
+        self.waiting = [request for request in self.waiting if request.ticket.key != key]
+        return len(self.waiting) < before
+
 
 class PrefillPeers:
     """Used on the pump's thread alone. It never closes a landing: that is a fence, and the receiver's to decide."""
@@ -62,18 +69,16 @@ class PrefillPeers:
         return len(self._peers)
 
     @property
-    def lingering(self) -> list[Landing]:
-        """Landings of lost peers that may not be closed yet."""
-        return [landing for _, landing in self._lingering]
+    def lingering(self) -> list[tuple[str, Landing]]:
+        """Landings of lost peers that may not be closed yet, and whose they are."""
+        return list(self._lingering)
 
-    def lingering_of(self, instance: str) -> list[Landing]:
-        return [landing for owner, landing in self._lingering if owner == instance]
+    def knows(self, instance: str) -> bool:
+        """Whether anything of this instance is still open: then its control link is needed."""
+        return instance in self._peers or any(owner == instance for owner, _ in self._lingering)
 
     def get(self, instance: str) -> Peer | None:
         return self._peers.get(instance)
-
-    def all(self) -> list[Peer]:
-        return list(self._peers.values())
 
     def of_landing(self, landing: int) -> Peer | None:
         return next((peer for peer in self._peers.values() if peer.landing.id == landing), None)

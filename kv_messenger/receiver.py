@@ -6,12 +6,14 @@ lost peer's landing lingers, and its pages stay quarantined, until the peer is p
 """
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from fabric.api import Arrived, EndpointFailed, Event, Landing, MemoryRegion, OverCounted, TransferEngine
+from fabric.errors import FabricError
 from fabric.immediates import ImmediateSlots
 from kv_messenger.checksums import first_difference, page_checksums
 from kv_messenger.peers import Introduction, Peer, PrefillPeers, SendToPeer
@@ -123,8 +125,10 @@ class Receiver:
     counters: ReceiverCounters = field(default_factory=ReceiverCounters)
     _slots: ImmediateSlots = field(default_factory=ImmediateSlots)
     _entries: dict[TransferKey, _Entry] = field(default_factory=dict)
+    _idle: threading.Event = field(default_factory=threading.Event)
 
     def __post_init__(self) -> None:
+        self._idle.set()
         self._peers = PrefillPeers(self.me, self.fabric, self.send)
         self._layout = self.me.layout
 
@@ -150,15 +154,19 @@ class Receiver:
         """Open an attempt. Its outcome comes through the owner's methods, also when it fails at once."""
         immediate = self._slots.take()
         if immediate is None:
-            self.counters.failed += 1
-            self.owner.kv_failed(fetch.key, Failure(FailureCode.OVERLOADED, "all transfer slots are in use"))
-            self.owner.pages_safe(fetch.key)
+            self._refuse(fetch, Failure(FailureCode.OVERLOADED, "all transfer slots are in use"))
             return
-        peer = self._peers.reach(fetch.peer)
+        try:
+            peer = self._peers.reach(fetch.peer)
+        except FabricError as error:
+            self._slots.give_back(immediate)
+            self._refuse(fetch, Failure(FailureCode.TRANSFER_FAILED, str(error)[:1000]))
+            return
         expected = expected_writes(self._layout, self._layout, len(fetch.tokens), fetch.first_page)
         expectation = self.fabric.expect(peer.landing, immediate, expected)
         transfer = ReceiverTransfer(fetch.key, expected, time.monotonic() + fetch.deadline_s, self.checksums)
         self._entries[fetch.key] = _Entry(fetch, transfer, peer.landing, immediate, expectation)
+        self._idle.clear()
         self.counters.requested += 1
         request = self._prefill_request(fetch, peer, immediate)
         if peer.welcomed:
@@ -176,17 +184,19 @@ class Receiver:
         peer = self._peers.get(instance)
         if peer is not None:
             self._lose(peer, "its process is gone", proven_dead=True)
-        for landing in self._peers.lingering_of(instance):
-            self._peers.forget_lingering(landing)
-            self._fence(landing, Failure(FailureCode.NODE_LOST, "prefill node is gone"))
+        for owner, landing in self._peers.lingering:
+            if owner == instance:
+                self._peers.forget_lingering(landing)
+                self._fence(landing, Failure(FailureCode.NODE_LOST, "prefill node is gone"))
 
-    def close_all(self, failure: Failure) -> None:
-        """The node is going down: fail what is open and fence every peer."""
+    def stop_all(self, failure: Failure) -> None:
+        """The node is going down: fail what is open and ask every sender to stop. Closing the fabric is the fence."""
         for entry in list(self._entries.values()):
             self._do(entry, entry.transfer.abort(time.monotonic(), failure))
-        for peer in self._peers.all():
-            self._peers.forget(peer)
-            self._fence(peer.landing, failure)
+
+    def wait_idle(self, timeout: float) -> bool:
+        """From any thread: wait until no transfer is open. False if some still are."""
+        return self._idle.wait(timeout)
 
     # ---- from the control plane ----
 
@@ -196,8 +206,7 @@ class Receiver:
             return
         waiting, peer.waiting = peer.waiting, []
         for request in waiting:
-            if request.ticket.key in self._entries:
-                self.send(peer.address, request)
+            self.send(peer.address, request)
         log_event(log, "prefill node connected", peer=peer.address.name, peer_instance=welcome.instance)
 
     def on_hello_refused(self, asked: str, refused: HelloRefused) -> None:
@@ -215,7 +224,7 @@ class Receiver:
         self._peers.seen(instance)
 
     def on_refused(self, refused: PrefillRefused) -> None:
-        entry = self._known(refused.key)
+        entry = self._known(refused.instance, refused.key)
         if entry is not None:
             self._do(entry, entry.transfer.on_refused(refused.failure))
             self._renew_if_stale(entry, refused.failure)
@@ -223,12 +232,12 @@ class Receiver:
     def on_finished(self, finished: TransferFinished) -> None:
         self.owner.prefill_timed(finished.key, finished.times)
         entry = self._entries.get(finished.key)
-        if entry is not None:
+        if entry is not None and entry.fetch.peer.instance == finished.instance:
             actions = entry.transfer.on_finished(time.monotonic(), finished.posted, finished.checksums)
             self._do(entry, actions)
 
     def on_stopped(self, stopped: Stopped) -> None:
-        entry = self._known(stopped.key)
+        entry = self._known(stopped.instance, stopped.key)
         if entry is not None:
             self._do(entry, entry.transfer.on_stopped(time.monotonic(), stopped.posted, stopped.failure))
             self._renew_if_stale(entry, stopped.failure)
@@ -249,14 +258,19 @@ class Receiver:
         self._peers.ping(now)
         for peer in self._peers.silent(now):
             self._lose(peer, "no heartbeat", proven_dead=False)
-        for landing in self._peers.lingering:
+        for instance, landing in self._peers.lingering:
             if not self._of_landing(landing):
-                self._peers.forget_lingering(landing)
-                self.fabric.close_endpoint(landing)
+                self._close_lingering(instance, landing)
         for entry in list(self._entries.values()):
             self._do(entry, entry.transfer.on_tick(now))
 
     # ---- inside ----
+
+    def _refuse(self, fetch: Fetch, failure: Failure) -> None:
+        """Before anything was armed or sent."""
+        self.counters.failed += 1
+        self.owner.kv_failed(fetch.key, failure)
+        self.owner.pages_safe(fetch.key)
 
     def _prefill_request(self, fetch: Fetch, peer: Peer, immediate: int) -> PrefillRequest:
         remote = self.region.remote
@@ -272,10 +286,12 @@ class Receiver:
             ticket=ticket, public_id=fetch.public_id, tokens=list(fetch.tokens), deadline_s=fetch.deadline_s
         )
 
-    def _known(self, key: TransferKey) -> _Entry | None:
+    def _known(self, instance: str, key: TransferKey) -> _Entry | None:
+        """The attempt, if this instance is the one that was asked for it."""
         entry = self._entries.get(key)
-        if entry is None:
+        if entry is None or entry.fetch.peer.instance != instance:
             self.counters.unknown_completions += 1
+            return None
         return entry
 
     def _counted(self, event: Arrived | OverCounted) -> None:
@@ -296,13 +312,22 @@ class Receiver:
                 case AccountClosed():
                     self._account_closed(entry)
                 case AskToStop():
-                    self.send(entry.fetch.peer, AbortTransfer(key=entry.fetch.key))
+                    self._ask_to_stop(entry)
                 case Revise():
                     self.fabric.revise(entry.expectation, action.count)
                 case NeedFence():
                     self._fence_alive(entry, action.reason)
         if entry.transfer.closed and entry.transfer.decided is not None:
             self._entries.pop(entry.fetch.key, None)
+            if not self._entries:
+                self._idle.set()
+
+    def _ask_to_stop(self, entry: _Entry) -> None:
+        peer = self._peers.of_landing(entry.landing.id)
+        if peer is not None and peer.withdraw(entry.fetch.key):
+            self._do(entry, entry.transfer.on_never_sent())
+        else:
+            self.send(entry.fetch.peer, AbortTransfer(key=entry.fetch.key))
 
     def _decided(self, entry: _Entry, decided: Decided) -> None:
         key = entry.fetch.key
@@ -356,12 +381,21 @@ class Receiver:
         failure = Failure(FailureCode.NODE_LOST, f"prefill node {name} lost: {reason}"[:1000])
         for entry in self._of_landing(peer.landing):
             self._do(entry, entry.transfer.on_peer_lost(failure))
+            if peer.withdraw(entry.fetch.key):
+                self._do(entry, entry.transfer.on_never_sent())
         if proven_dead or not self.fabric.fence_needs_dead_peer:
             self._peers.forget(peer)
             self.hang_up(instance)
             self._fence(peer.landing, failure)
         else:
             self._peers.linger(peer)
+
+    def _close_lingering(self, instance: str, landing: Landing) -> None:
+        """All its writes are accounted for, so nothing arrives and closing is safe."""
+        self._peers.forget_lingering(landing)
+        self.fabric.close_endpoint(landing)
+        if not self._peers.knows(instance):
+            self.hang_up(instance)
 
     def _fence_alive(self, entry: _Entry, reason: str) -> None:
         """A transfer can be settled only by fencing a peer that still answers: all its transfers go down with it."""
@@ -383,7 +417,10 @@ class Receiver:
         else:
             self._peers.forget(peer)
             self._fence(peer.landing, Failure(FailureCode.TRANSFER_FAILED, "the prefill node was fenced"))
-        self._peers.greet(peer.address)
+        try:
+            self._peers.greet(peer.address)
+        except FabricError as error:  # the next fetch tries again
+            log_event(log, "no landing", logging.WARNING, peer=peer.address.name, reason=str(error))
 
     def _fence(self, landing: Landing, failure: Failure) -> None:
         self.counters.fences += 1

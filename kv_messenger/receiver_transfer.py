@@ -118,6 +118,10 @@ class ReceiverTransfer:
         """Nothing was written for this key."""
         return self._decide(Outcome.FAILED, failure) + self._close()
 
+    def on_never_sent(self) -> list[Action]:
+        """The ticket was withdrawn before it left: nobody can write. Called where an AskToStop needs no asking."""
+        return self._close()
+
     def on_over_counted(self, count: int) -> list[Action]:
         failure = Failure(FailureCode.TRANSFER_FAILED, f"{count} writes counted, expected {self.expected}")
         return [*self._decide(Outcome.FAILED, failure), NeedFence("more writes than expected")]

@@ -15,6 +15,7 @@ from typing import Protocol
 import msgspec
 
 from fabric.api import EndpointFailed, Event, MemoryRegion, TransferEngine, WritesEnded, WritesFailed
+from fabric.errors import FabricError
 from kv_messenger.checksums import page_checksums
 from kv_messenger.plan import TransferPlan, refuse_pair
 from kv_messenger.sender_transfer import (
@@ -129,19 +130,17 @@ class Sender:
 
     def on_hello(self, hello: Hello) -> None:
         """Opens a session, or replaces the endpoint of one whose decode side fenced the old landing."""
-        failure = self._refuse_hello(hello)
+        failure = self._hello_refusal(hello)
         if failure is not None:
-            log_event(log, "hello refused", logging.WARNING, peer=hello.name, reason=failure.message)
-            self.send(hello.instance, HelloRefused(instance=self.instance, landing=hello.landing, failure=failure))
+            self._refuse_hello(hello, failure)
             return
         session = self._sessions.get(hello.instance)
         if session is not None and session.landing < hello.landing:
             self._close(session, Failure(FailureCode.STALE_PEER, "the decode node opened a new landing"))
             session = None
-        if session is None:
-            self._sessions.open(hello)
-            log_event(log, "session opened", peer=hello.name, peer_instance=hello.instance, landing=hello.landing)
-        self.send(hello.instance, Welcome(instance=self.instance, landing=hello.landing, layout=self.layout))
+        if session is None and not self._open_session(hello):
+            return
+        self.send(hello.instance, Welcome(instance=self.instance, landing=hello.landing))
 
     def on_ping(self, ping: Ping) -> None:
         """Answered also without a session: the peer learns which instance lives at this address."""
@@ -165,8 +164,8 @@ class Sender:
         self._idle.clear()
         self._by_request[engine_id(key)] = key
         self.counters.accepted += 1
-        log_event(log, "prefill accepted", request=key.request, attempt=key.attempt, tokens=len(request.tokens))
-        self.send(key.instance, PrefillAccepted(key=key))
+        log_event(log, "prefill accepted", request=key.request, public_id=request.public_id, tokens=len(request.tokens))
+        self.send(key.instance, PrefillAccepted(instance=self.instance, key=key))
         self.engine.submit(engine_id(key), request.tokens, lambda why: self.on_engine_failed(engine_id(key), why))
 
     def on_abort(self, abort: AbortTransfer) -> None:
@@ -177,8 +176,8 @@ class Sender:
             self.send(abort.key.instance, self._ends[abort.key])
         else:
             self.counters.unknown_aborts += 1
-            unknown = Failure(FailureCode.STALE_PEER, "no such transfer here")
-            self.send(abort.key.instance, Stopped(key=abort.key, posted=0, completed=0, failure=unknown))
+            never = Stopped(instance=self.instance, key=abort.key, posted=0, completed=0, failure=None)
+            self.send(abort.key.instance, never)
 
     # ---- from the engine ----
 
@@ -234,7 +233,20 @@ class Sender:
 
     # ---- inside ----
 
-    def _refuse_hello(self, hello: Hello) -> Failure | None:
+    def _open_session(self, hello: Hello) -> bool:
+        try:
+            self._sessions.open(hello)
+        except FabricError as error:
+            self._refuse_hello(hello, Failure(FailureCode.OVERLOADED, str(error)[:1000]))
+            return False
+        log_event(log, "session opened", peer=hello.name, peer_instance=hello.instance, landing=hello.landing)
+        return True
+
+    def _refuse_hello(self, hello: Hello, failure: Failure) -> None:
+        log_event(log, "hello refused", logging.WARNING, peer=hello.name, reason=failure.message)
+        self.send(hello.instance, HelloRefused(instance=self.instance, landing=hello.landing, failure=failure))
+
+    def _hello_refusal(self, hello: Hello) -> Failure | None:
         if hello.expects != self.instance:
             return Failure(FailureCode.STALE_PEER, f"this is instance {self.instance}, not {hello.expects}")
         if hello.compatibility != self.compatibility:
@@ -254,7 +266,7 @@ class Sender:
         log_event(
             log, "prefill refused", logging.WARNING, request=key.request, attempt=key.attempt, reason=failure.message
         )
-        self.send(key.instance, PrefillRefused(key=key, failure=failure))
+        self.send(key.instance, PrefillRefused(instance=self.instance, key=key, failure=failure))
 
     def _of_request(self, request_id: str) -> SenderTransfer | None:
         key = self._by_request.get(request_id)
@@ -309,20 +321,20 @@ class Sender:
 
     def _report_finished(self, transfer: SenderTransfer, report: ReportFinished) -> None:
         self.counters.finished += 1
-        checksums = self._page_checksums(transfer) if self.checksums else None
-        self._end(TransferFinished(key=transfer.key, posted=report.posted, times=report.times, checksums=checksums))
-        log_event(
-            log, "transfer finished", request=transfer.key.request, attempt=transfer.key.attempt, posted=report.posted
+        key, checksums = transfer.key, self._page_checksums(transfer) if self.checksums else None
+        self._end(
+            TransferFinished(
+                instance=self.instance, key=key, posted=report.posted, times=report.times, checksums=checksums
+            )
         )
+        log_event(log, "transfer finished", request=key.request, attempt=key.attempt, posted=report.posted)
 
     def _report_stopped(self, transfer: SenderTransfer, report: ReportStopped) -> None:
         self.counters.stopped += 1
-        key, failure = transfer.key, report.failure
-        self._end(Stopped(key=key, posted=report.posted, completed=report.completed, failure=failure))
+        key, failure, posted, completed = transfer.key, report.failure, report.posted, report.completed
+        self._end(Stopped(instance=self.instance, key=key, posted=posted, completed=completed, failure=failure))
         reason = failure.message if failure else "aborted"
-        log_event(
-            log, "transfer stopped", request=key.request, attempt=key.attempt, posted=report.posted, reason=reason
-        )
+        log_event(log, "transfer stopped", request=key.request, posted=posted, completed=completed, reason=reason)
 
     def _end(self, message: Stopped | TransferFinished) -> None:
         self._ends[message.key] = message

@@ -27,12 +27,11 @@ class SenderState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """What the engine announces before a forward: token range [start, end) of `total`, the prompt's block table, and
-    the progress word's value once layer 0 of that forward is done (layer l: `first_threshold + l`)."""
+    """What the engine announces before a forward: token range [start, end), the prompt's block table, and the
+    progress word's value once layer 0 of that forward is done (layer l: `first_threshold + l`)."""
 
     start: int
     end: int
-    total: int
     blocks: Sequence[int]
     first_threshold: int
 

@@ -22,7 +22,8 @@ class GatedArming:
             self._arm(transfer, arm)
 
     def on_released(self) -> None:
+        """Some gate opened; the others are asked again."""
         withheld, self._withheld = self._withheld, []
         for transfer, arm in withheld:
             if transfer.live:
-                self._arm(transfer, arm)
+                self.arm(transfer, arm)

@@ -115,7 +115,8 @@ class PrefillNode:
         engine waits for the pump before each forward, so it ends first."""
         self._prefills.draining = True
         going = Failure(FailureCode.DRAINING, "the prefill node is stopping")
-        self._pump.call(lambda: self._sender.stop_all(going))
+        if self.unhealthy() is None:
+            self._pump.call(lambda: self._sender.stop_all(going))
         self._control.close()
         self._sender.wait_idle(STOP_S)
         self._loop.stop()

@@ -75,7 +75,6 @@ class ControlThread:
         self._closing = threading.Lock()
         self._closed = False
         self.counters = ChannelCounters()
-        self.longest_turn_s = 0.0
 
     # -- before start, or on the control thread --
 
@@ -106,13 +105,14 @@ class ControlThread:
 
     def send_now(self, link: Link, message: msgspec.Struct, to: bytes = b"") -> bool:
         """On the control thread. False if the peer's queue is full or the peer is unknown: counted, not raised."""
-        frames = [to, encode(message)] if link.bound else [encode(message)]
         try:
+            frames = [to, encode(message)] if link.bound else [encode(message)]
             link.socket.send_multipart(frames, zmq.NOBLOCK)
-        except (zmq.Again, zmq.ZMQError) as error:
-            if not isinstance(error, zmq.Again) and error.errno != zmq.EHOSTUNREACH:
+        except (zmq.Again, zmq.ZMQError, BadFrame) as error:
+            if isinstance(error, zmq.ZMQError) and error.errno not in (zmq.EAGAIN, zmq.EHOSTUNREACH):
                 raise
             self.counters.unsent += 1
+            event(log, "not sent", logging.WARNING, kind=type(message).__name__, reason=str(error))
             return False
         return True
 
@@ -183,7 +183,6 @@ class ControlThread:
         next_tick = time.monotonic() + TICK_S
         while not self._stopping:
             ready = self._poller.poll(max(0, math.ceil((next_tick - time.monotonic()) * 1000)))
-            started = time.monotonic()
             for socket, _ in ready:
                 if socket == self._wake:
                     os.eventfd_read(self._wake)
@@ -193,7 +192,6 @@ class ControlThread:
             if time.monotonic() >= next_tick:
                 next_tick = time.monotonic() + TICK_S  # ticks missed in a pause are not made up for
                 self._on_tick()
-            self.longest_turn_s = max(self.longest_turn_s, time.monotonic() - started)
         self._run_posted()
         self._poller.unregister(self._wake)
 

@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable
 
 MAX_HOLD_S = 120.0
-"""A held gate opens by itself after this long: a dead test must not hang a process."""
+"""A thread waits at a held gate at most so long: a dead test must not hang a process."""
 
 
 class Gates:

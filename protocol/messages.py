@@ -212,7 +212,6 @@ class Hello(Message, frozen=True):
 class Welcome(Message, frozen=True):
     instance: Name
     landing: Landing
-    layout: KVLayout
 
 
 class HelloRefused(Message, frozen=True):
@@ -239,12 +238,14 @@ class PrefillRequest(Message, frozen=True):
 
 
 class PrefillAccepted(Message, frozen=True):
+    instance: Name
     key: TransferKey
 
 
 class PrefillRefused(Message, frozen=True):
     """Nothing was or will be written for this key."""
 
+    instance: Name
     key: TransferKey
     failure: Failure
 
@@ -270,6 +271,7 @@ class TransferFinished(Message, frozen=True):
     """All `posted` writes completed locally. `checksums` (debug mode): CRC-32 per written page, layer by layer, pages
     in ticket order within a layer; little-endian u32."""
 
+    instance: Name
     key: TransferKey
     posted: Count
     times: PrefillTimes
@@ -278,8 +280,9 @@ class TransferFinished(Message, frozen=True):
 
 class Stopped(Message, frozen=True):
     """Nothing more will be posted for this key. `posted` is final; `completed` of them succeeded by now. May overtake
-    the data of those writes. `failure` None: stopped because asked to."""
+    the data of those writes. `failure` None: stopped because asked to, or never heard of."""
 
+    instance: Name
     key: TransferKey
     posted: Count
     completed: Count

@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
 from engine.cache_pool import DTYPES
-from engine.errors import IncompleteModel, UnsupportedModel
+from engine.errors import IncompleteModel
 from engine.models.binding import ATTENTION_NAME, register_attention
 from engine.models.families import check_supported
 from protocol.layout import DType, KVLayout
@@ -50,8 +50,6 @@ def load_model(directory: Path, dtype: DType = "float32", head: bool = True) -> 
 
     Raises IncompleteModel or UnsupportedModel, before the weights are read.
     """
-    if dtype not in DTYPES:
-        raise UnsupportedModel(f"dtype {dtype!r}: must be one of {', '.join(DTYPES)}")
     check_complete(directory)
     config = AutoConfig.from_pretrained(directory, local_files_only=True)
     check_supported(config)

@@ -78,11 +78,6 @@ def test_weights_that_lack_a_tensor_are_refused_rather_than_made_up(tmp_path: Pa
         load_model(directory)
 
 
-def test_an_unknown_dtype_is_refused(tiny_llama: Path) -> None:
-    with pytest.raises(UnsupportedModel, match="int4"):
-        load_model(tiny_llama, dtype="int4")
-
-
 def test_end_tokens_come_from_both_configurations(tmp_path: Path) -> None:
     directory = save_tiny_model(tmp_path / "m")
     edit_config(directory, eos_token_id=3)

@@ -162,7 +162,7 @@ class World:
     def begin_forward(self) -> None:
         end = min(self.tokens, self.computed + CHUNK)
         self.mid_forward = True
-        self.do_sender(self.sender.on_chunk(tx.Chunk(self.computed, end, self.tokens, self.blocks, 1)))
+        self.do_sender(self.sender.on_chunk(tx.Chunk(self.computed, end, self.blocks, 1)))
         self.computed = end
 
     def end_forward(self) -> None:

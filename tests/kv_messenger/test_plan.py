@@ -50,7 +50,7 @@ def test_every_page_of_every_layer_is_written_once_and_nothing_else(data: st.Dat
     transfer = SenderTransfer(KEY, plan(of, tokens, target_blocks, first_page), 0, 0.0)
     sent = 0
     for start, end in chunks:
-        for arm in transfer.on_chunk(Chunk(start, end, tokens, source_blocks, 1)):
+        for arm in transfer.on_chunk(Chunk(start, end, source_blocks, 1)):
             assert isinstance(arm, Arm)
             assert arm.writes.immediate == IMMEDIATE
             sent += apply(arm.writes, source, target, written)
@@ -71,7 +71,7 @@ def test_a_chunk_never_sends_a_page_that_will_still_change(page_size: int, token
     pages = of.pages_for(tokens)
     transfer = SenderTransfer(KEY, plan(of, tokens, range(pages)), 0, 0.0)
     for start, end in cuts_of(tokens, [chunk]):
-        for arm in transfer.on_chunk(Chunk(start, end, tokens, range(pages), 1)):
+        for arm in transfer.on_chunk(Chunk(start, end, range(pages), 1)):
             assert isinstance(arm, Arm)
             for page in arm.writes.source_indices:
                 assert (page + 1) * page_size <= end or end == tokens
@@ -79,13 +79,13 @@ def test_a_chunk_never_sends_a_page_that_will_still_change(page_size: int, token
 
 def test_layer_l_is_armed_on_the_word_that_layer_l_bumps() -> None:
     of = layout(layers=3)
-    arms = SenderTransfer(KEY, plan(of, 8, [5, 6]), 0, 0.0).on_chunk(Chunk(0, 8, 8, [1, 2], first_threshold=301))
+    arms = SenderTransfer(KEY, plan(of, 8, [5, 6]), 0, 0.0).on_chunk(Chunk(0, 8, [1, 2], first_threshold=301))
     assert [(arm.layer, arm.threshold) for arm in arms if isinstance(arm, Arm)] == [(0, 301), (1, 302), (2, 303)]
 
 
 def test_pages_from_the_prefill_sides_own_cache_go_at_once() -> None:
     of = layout(layers=1)
-    arms = SenderTransfer(KEY, plan(of, 12, [5, 6, 7]), 0, 0.0).on_chunk(Chunk(8, 12, 12, [1, 2, 3], first_threshold=9))
+    arms = SenderTransfer(KEY, plan(of, 12, [5, 6, 7]), 0, 0.0).on_chunk(Chunk(8, 12, [1, 2, 3], first_threshold=9))
     assert [(a.threshold, list(a.writes.source_indices)) for a in arms if isinstance(a, Arm)] == [
         (None, [1, 2]),
         (9, [3]),

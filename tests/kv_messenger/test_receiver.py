@@ -7,7 +7,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from fabric.api import PageWrites
+from fabric.api import Landing, PageWrites
+from fabric.errors import FabricUnavailable
 from fabric.immediates import SLOTS
 from fabric.simulated import SimulatedEngine, SimulatedNetwork
 from kv_messenger.peers import PEER_TIMEOUT_S, Introduction
@@ -88,16 +89,16 @@ class World:
     def last(self, kind: type[msgspec.Struct]) -> msgspec.Struct:
         return [message for message in self.sent if isinstance(message, kind)][-1]
 
-    def fetch(self, name: str = "r", blocks: tuple[int, ...] = (3, 5)) -> TransferKey:
+    def fetch(self, name: str = "r", blocks: tuple[int, ...] = (3, 5), deadline_s: float = 60.0) -> TransferKey:
         key = TransferKey(name, 1, "decode-instance")
         tokens = [7] * (len(blocks) * OF.page_size)
-        self.receiver.fetch(Fetch(key, "", PEER, tokens, blocks, 0, 60.0))
+        self.receiver.fetch(Fetch(key, "", PEER, tokens, blocks, 0, deadline_s))
         return key
 
     def welcome(self) -> None:
         hello = self.last(Hello)
         assert isinstance(hello, Hello)
-        self.receiver.on_welcome(Welcome(instance=PEER.instance, landing=hello.landing, layout=OF))
+        self.receiver.on_welcome(Welcome(instance=PEER.instance, landing=hello.landing))
 
     def post(self, pages: int | None = None) -> None:
         """Write the first `pages` pages of layer 0 (None: all of both layers) of the last PrefillRequest."""
@@ -162,7 +163,7 @@ def test_an_abort_is_safe_once_the_stopped_writes_were_counted() -> None:
     world.post(pages=1)
     world.receiver.abort(key, None)
     assert isinstance(world.sent[-1], AbortTransfer) and world.owner.safe == []
-    world.receiver.on_stopped(Stopped(key=key, posted=1, completed=0, failure=None))
+    world.receiver.on_stopped(Stopped(instance=PEER.instance, key=key, posted=1, completed=0, failure=None))
     assert world.owner.safe == []
     world.run()
     assert world.owner.safe == [key] and not world.owner.failures and not world.owner.arrivals
@@ -172,7 +173,7 @@ def test_a_sender_that_lied_about_its_posts_is_fenced_and_greeted_anew() -> None
     world = World()
     key = world.fetch()
     world.welcome()
-    world.receiver.on_stopped(Stopped(key=key, posted=3, completed=3, failure=None))
+    world.receiver.on_stopped(Stopped(instance=PEER.instance, key=key, posted=3, completed=3, failure=None))
     world.run()
     assert world.owner.safe == []
     world.receiver.on_tick(later(SETTLE_DEADLINE_S))
@@ -230,7 +231,7 @@ def test_a_lost_peer_that_comes_back_and_accounts_for_its_writes_ends_the_wait()
     world.welcome()
     world.post(pages=1)
     world.receiver.on_tick(later(PEER_TIMEOUT_S + 0.1))
-    world.receiver.on_stopped(Stopped(key=key, posted=1, completed=1, failure=None))
+    world.receiver.on_stopped(Stopped(instance=PEER.instance, key=key, posted=1, completed=1, failure=None))
     world.run()
     assert world.owner.safe == [key]
     world.receiver.on_tick(later(0.0))
@@ -251,7 +252,7 @@ def test_a_stale_session_is_renewed_and_the_request_may_be_tried_again() -> None
     key = world.fetch()
     world.welcome()
     failure = Failure(FailureCode.STALE_PEER, "no session")
-    world.receiver.on_refused(PrefillRefused(key=key, failure=failure))
+    world.receiver.on_refused(PrefillRefused(instance=PEER.instance, key=key, failure=failure))
     assert world.owner.failures == {key: failure} and world.owner.safe == [key]
     hello = world.last(Hello)
     assert isinstance(hello, Hello) and hello.landing == 2
@@ -267,9 +268,13 @@ def test_completions_of_unknown_or_ended_transfers_are_counted_and_dropped(attem
     world.run()
     unknown = TransferKey("r", attempt, "decode-instance")
     for _ in range(2):
-        world.receiver.on_stopped(Stopped(key=unknown, posted=4, completed=4, failure=None))
-        world.receiver.on_refused(PrefillRefused(key=unknown, failure=Failure(FailureCode.INVALID, "?")))
-        world.receiver.on_finished(TransferFinished(key=unknown, posted=4, times=TIMES, checksums=None))
+        world.receiver.on_stopped(Stopped(instance=PEER.instance, key=unknown, posted=4, completed=4, failure=None))
+        world.receiver.on_refused(
+            PrefillRefused(instance=PEER.instance, key=unknown, failure=Failure(FailureCode.INVALID, "?"))
+        )
+        world.receiver.on_finished(
+            TransferFinished(instance=PEER.instance, key=unknown, posted=4, times=TIMES, checksums=None)
+        )
     assert world.receiver.counters.unknown_completions == 4
     assert world.owner.safe == [key] and not world.owner.failures and len(world.owner.arrivals) == 1
 
@@ -282,15 +287,67 @@ def test_without_a_free_slot_a_fetch_is_refused_and_its_pages_are_safe() -> None
     assert world.owner.failures[key].code is FailureCode.OVERLOADED and world.owner.safe == [key]
 
 
-def test_closing_fails_what_is_open_and_fences_everybody() -> None:
+def test_stopping_fails_what_is_open_and_is_idle_once_the_senders_have_answered() -> None:
     world = World()
     key = world.fetch()
     world.welcome()
-    world.post(pages=1)
-    world.receiver.close_all(Failure(FailureCode.DRAINING, "going"))
-    assert world.owner.failures[key].code is FailureCode.DRAINING and world.owner.safe == [key]
-    held = world.fabric.gauges()
-    assert (held.endpoints, held.expectations) == (0, 0)
+    world.receiver.stop_all(Failure(FailureCode.DRAINING, "going"))
+    assert world.owner.failures[key].code is FailureCode.DRAINING and world.owner.safe == []
+    assert isinstance(world.sent[-1], AbortTransfer) and not world.receiver.wait_idle(0)
+    world.receiver.on_stopped(Stopped(instance=PEER.instance, key=key, posted=0, completed=0, failure=None))
+    world.run()
+    assert world.owner.safe == [key] and world.receiver.wait_idle(0)
+
+
+@pytest.mark.parametrize("kind", [SimulatedEngine, OnlyWhenDead])
+@pytest.mark.parametrize("cause", ["abort", "deadline", "silence"])
+def test_a_request_given_up_before_the_welcome_is_never_sent(kind: type[SimulatedEngine], cause: str) -> None:
+    """Else its AbortTransfer overtakes it, and the peer writes into pages that were declared safe."""
+    world = World(kind)
+    key = world.fetch(deadline_s=1.0)
+    match cause:
+        case "abort":
+            world.receiver.abort(key, None)
+        case "deadline":
+            world.receiver.on_tick(later(1.0))
+        case "silence":
+            world.receiver.on_tick(later(PEER_TIMEOUT_S + 0.1))
+    assert world.owner.safe == [key]
+    world.welcome()
+    kinds = {type(message) for message in world.sent}
+    assert PrefillRequest not in kinds and AbortTransfer not in kinds
+
+
+def test_an_abort_that_the_peer_never_heard_of_fences_nobody() -> None:
+    """Its request was lost on the way: the answer closes this account, and the other transfers go on."""
+    world = World()
+    lost, other = world.fetch("lost", (1,)), world.fetch("other", (2,))
+    world.welcome()
+    world.receiver.abort(lost, None)
+    world.receiver.on_stopped(Stopped(instance=PEER.instance, key=lost, posted=0, completed=0, failure=None))
+    world.run()
+    assert world.owner.safe == [lost] and world.receiver.counters.fences == 0 and other not in world.owner.failures
+
+
+def test_only_the_instance_that_was_asked_may_answer() -> None:
+    """A restarted node on the same address knows nothing of its predecessor's writes."""
+    world = World()
+    key = world.fetch()
+    world.welcome()
+    world.receiver.abort(key, None)
+    world.receiver.on_stopped(Stopped(instance="its successor", key=key, posted=0, completed=0, failure=None))
+    assert world.owner.safe == [] and world.receiver.counters.unknown_completions == 1
+
+
+def test_without_a_landing_endpoint_only_the_request_fails() -> None:
+    class Exhausted(SimulatedEngine):
+        def open_landing(self, peer: str) -> Landing:
+            raise FabricUnavailable("too many open files")
+
+    world = World(Exhausted)
+    key = world.fetch()
+    assert world.owner.failures[key].code is FailureCode.TRANSFER_FAILED and world.owner.safe == [key]
+    assert world.receiver.slots_free == SLOTS and world.receiver.transfers == 0
 
 
 def test_two_landings_of_one_instance_may_linger() -> None:

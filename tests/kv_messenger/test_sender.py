@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 import msgspec
 import numpy as np
 
+from fabric.api import Sending
+from fabric.errors import FabricUnavailable
 from fabric.simulated import Faults, SimulatedEngine, SimulatedNetwork
 from kv_messenger.sender import Sender, engine_id
 from kv_messenger.sender_transfer import Chunk
@@ -57,9 +59,9 @@ class ScriptedEngine:
 
 
 class World:
-    def __init__(self, faults: Faults | None = None) -> None:
+    def __init__(self, faults: Faults | None = None, kind: type[SimulatedEngine] = SimulatedEngine) -> None:
         network = SimulatedNetwork(0, faults)
-        self.fabric, self.receiver = SimulatedEngine(network), SimulatedEngine(network)
+        self.fabric, self.receiver = kind(network), SimulatedEngine(network)
         self.pool = np.arange(BLOCKS * OF.block_bytes, dtype=np.uint64).astype(np.uint8)
         self.target = np.zeros(BLOCKS * OF.block_bytes, dtype=np.uint8)
         self.target_region = self.receiver.register(self.target.ctypes.data, self.target.nbytes)
@@ -108,7 +110,7 @@ class World:
         return key
 
     def announce(self, key: TransferKey) -> None:
-        self.sender.on_chunks([(engine_id(key), Chunk(0, 8, 8, (4, 5), self.word.value + 1))])
+        self.sender.on_chunks([(engine_id(key), Chunk(0, 8, (4, 5), self.word.value + 1))])
 
     def forward(self, key: TransferKey) -> None:
         self.announce(key)
@@ -192,7 +194,8 @@ def test_an_abort_of_an_unknown_transfer_says_that_nothing_was_posted() -> None:
     world = World()
     world.sender.on_abort(AbortTransfer(key=TransferKey("?", 1, DECODE)))
     (stopped,) = world.sent
-    assert isinstance(stopped, Stopped) and stopped.posted == 0 and world.sender.counters.unknown_aborts == 1
+    assert isinstance(stopped, Stopped) and (stopped.posted, stopped.failure) == (0, None)
+    assert world.sender.counters.unknown_aborts == 1
 
 
 def test_a_prompt_that_the_engine_refuses_is_stopped_with_nothing_posted() -> None:
@@ -256,6 +259,17 @@ def test_strangers_are_refused_with_the_reason() -> None:
     assert [refusal.failure.code.value for refusal in refusals] == ["stale_peer", "incompatible", "incompatible"]
     assert "page_size=8" in refusals[1].failure.message and "protocol" in refusals[2].failure.message
     assert world.sender.sessions == 0
+
+
+def test_without_a_sending_endpoint_the_greeting_is_refused() -> None:
+    class Exhausted(SimulatedEngine):
+        def connect(self, peer: str, landing_address: bytes) -> Sending:
+            raise FabricUnavailable("too many open files")
+
+    world = World(kind=Exhausted)
+    world.hello()
+    (refused,) = world.sent
+    assert isinstance(refused, HelloRefused) and refused.failure.code is FailureCode.OVERLOADED
 
 
 def test_a_silent_decode_node_loses_its_session_and_its_prompts_stop() -> None:

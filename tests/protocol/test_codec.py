@@ -54,7 +54,7 @@ EXAMPLES: list[tuple[Any, msgspec.Struct]] = [
             deadline_s=1.5,
         ),
     ),
-    (ToDecode, Stopped(key=KEY, posted=3, completed=2, failure=Failure(FailureCode.INTERNAL, "boom"))),
+    (ToDecode, Stopped(instance="p", key=KEY, posted=3, completed=2, failure=Failure(FailureCode.INTERNAL, "boom"))),
     (FromNode, TokenDelta(request="r", index=0, tokens=[5])),
     (
         FromNode,
