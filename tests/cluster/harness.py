@@ -237,6 +237,10 @@ class ProcessCluster:
         """From the page ledger."""
         return [block["state"] for block in self.get(name, "/debug/pages").json()]
 
+    def page_owners(self, name: str) -> list[str]:
+        """One for each page that is not free: the request and, on a prefill node, the decode instance."""
+        return [block["owner"] for block in self.get(name, "/debug/pages").json() if block["state"] != "free"]
+
     def busy(self) -> dict[str, Any]:
         """Whatever is not at rest in the nodes that run, by node."""
         return {name: found for name in self.pids() if (found := self._busy(name))}
