@@ -1,6 +1,5 @@
 """One process of a local cluster: its own session, its log file, its end."""
 
-import contextlib
 import os
 import signal
 import subprocess
@@ -71,8 +70,13 @@ class Child:
 
     @property
     def exit_code(self) -> int | None:
-        """None while it runs; negative: ended by that signal."""
-        return self._popen.poll()
+        """None while it runs; negative: ended by that signal. Does not reap: until `finish`, its number stays its own."""
+        if self._popen.returncode is not None:
+            return self._popen.returncode
+        ended = os.waitid(os.P_PID, self.id.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        if ended is None:
+            return None
+        return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
 
     def last_lines(self, count: int = 15) -> str:
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-count:])
@@ -89,20 +93,21 @@ class Child:
         self.id.send(signal.SIGTERM)
 
     def finish(self, deadline: float) -> bool:
-        """Wait until the monotonic `deadline`, then kill what is left of its session; True if it had to be killed."""
-        try:
-            self._popen.wait(max(0.0, deadline - time.monotonic()))
-            killed = False
-        except subprocess.TimeoutExpired:
-            killed = True
-        _kill_group(self.id.pid)
+        """Wait until the monotonic `deadline`, then kill what is left of its group and reap it; True if it had to be
+        killed. Does nothing once it is reaped: the group's number may be another's by then."""
+        if self._popen.returncode is not None:
+            return False
+        killed = not self._ends_by(deadline)
+        os.killpg(self.id.pid, signal.SIGKILL)
         self._popen.wait()
         return killed
 
-
-def _kill_group(leader: int) -> None:
-    with contextlib.suppress(ProcessLookupError):  # the usual case: the leader took its workers with it
-        os.killpg(leader, signal.SIGKILL)
+    def _ends_by(self, deadline: float) -> bool:
+        while self.exit_code is None:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(POLL_S)
+        return True
 
 
 def spawn(name: str, command: Sequence[str], log: Path, environment: Mapping[str, str]) -> Child:

@@ -18,6 +18,7 @@ PARENT_OF_ONE = (
     "print('child', child.pid, flush=True)\n"
     "child.wait()\n"
 )
+LEAVES_ONE = PARENT_OF_ONE.replace("child.wait()", "sys.exit(7)")
 
 
 def start(tmp_path: Path, program: str, name: str = "program") -> Child:
@@ -36,6 +37,20 @@ def printed(child: Child, prefix: str) -> str:
 def stop(child: Child) -> bool:
     child.terminate()
     return child.finish(time.monotonic() + DEADLINE_S)
+
+
+def ended(child: Child) -> int:
+    """Wait for its end; its exit code."""
+    assert child.id.wait(DEADLINE_S)
+    assert child.exit_code is not None
+    return child.exit_code
+
+
+def unreaped(pid: int) -> bool:
+    try:
+        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    except ChildProcessError:
+        return False
 
 
 def identify(pid: int) -> ProcessId:
@@ -67,6 +82,19 @@ def test_its_own_children_end_with_it(tmp_path: Path) -> None:
     grandchild = identify(int(printed(child, "child ")))
     stop(child)
     assert grandchild.wait(DEADLINE_S)
+
+
+def test_what_an_ended_one_left_behind_is_killed_while_its_number_is_still_its_own(tmp_path: Path) -> None:
+    child = start(tmp_path, LEAVES_ONE)
+    orphan = identify(int(printed(child, "child ")))
+    assert ended(child) == 7
+    assert unreaped(child.id.pid)
+    assert orphan.alive
+    assert not child.finish(time.monotonic() + DEADLINE_S)
+    assert orphan.wait(DEADLINE_S)
+    assert not unreaped(child.id.pid)
+    assert not child.finish(time.monotonic())
+    assert child.exit_code == 7
 
 
 def test_a_child_dies_when_its_launcher_is_killed(tmp_path: Path) -> None:
