@@ -70,7 +70,7 @@ class Child:
 
     @property
     def exit_code(self) -> int | None:
-        """None while it runs; negative: ended by that signal. Does not reap: until `finish`, its number stays its own."""
+        """None while it runs; negative: ended by that signal. Does not reap it: its pid stays its own."""
         if self._popen.returncode is not None:
             return self._popen.returncode
         ended = os.waitid(os.P_PID, self.id.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
