@@ -5,8 +5,9 @@ from collections.abc import Iterable, Sequence
 from deploy.asking import Answer
 from deploy.cluster_api import Member
 
-TOLERANCE_S = 1e-3
-"""The parts are durations on several processes' clocks, and each process reads its clock a moment late."""
+ROUNDING_S = 1e-6
+"""The processes of one machine read the same clock, and each part lies within the one around it: only the arithmetic of
+floats is forgiven."""
 
 
 def answer_problems(answers: Sequence[Answer]) -> list[str]:
@@ -22,9 +23,9 @@ def _problems(answer: Answer) -> Iterable[str]:
     assert ledger is not None
     if answer.output_tokens < 1 or not answer.text.strip():
         yield "the answer is empty"
-    if abs(sum(ledger.parts) - ledger.ttft_s) > TOLERANCE_S:
-        yield f"the parts of its TTFT sum to {sum(ledger.parts):.4f} s, not to {ledger.ttft_s:.4f} s"
-    if min(ledger.parts) < -TOLERANCE_S:
+    if abs(sum(ledger.parts) - ledger.ttft_s) > ROUNDING_S:
+        yield f"the parts of its TTFT sum to {sum(ledger.parts):.6f} s, not to {ledger.ttft_s:.6f} s"
+    if min(ledger.parts) < -ROUNDING_S:
         yield f"a part of its TTFT is negative: {ledger.parts}"
     if ledger.prefill_node and not (ledger.writes and ledger.bytes and ledger.provider):
         yield f"{ledger.prefill_node} computed its prompt, but no KV was counted on arrival"

@@ -134,9 +134,9 @@ class Run:
         return True
 
     def _start(self) -> None:
+        self.times.sent = self.now()  # before the message leaves: the node's own time lies within ours
         self._attempt = self._dispatcher.start(self.job, self._tried)
         self._tried.add(self._attempt.decode.instance)
-        self.times.sent = self.now()
 
     async def _next(self) -> TokenDelta | RequestEnded | Failure | None:
         """None if nothing came in the idle time."""

@@ -1,0 +1,52 @@
+"""One request's run by itself: on a clock that moves with every look at it."""
+
+import asyncio
+import itertools
+
+import msgspec
+
+from protocol.messages import TokenDelta
+from protocol.sampling import SamplingParams
+from router.dispatch import Dispatcher
+from router.job import Job, Tokens
+from router.membership import Membership
+from router.metrics import Metrics
+from router.run import Run
+from tests.router.fake_node import node_status
+
+DEADLINE_S = 5.0
+IDLE_S = 5.0
+
+
+class TimedSender:
+    """Looks at the clock when a message goes out."""
+
+    def __init__(self) -> None:
+        self.clock = itertools.count(1).__next__
+        self.sent_at: list[float] = []
+        self.sent = asyncio.Event()
+
+    def send(self, instance: str, message: msgspec.Struct) -> bool:
+        self.sent_at.append(self.clock())
+        self.sent.set()
+        return True
+
+
+def test_a_nodes_share_begins_before_its_request_goes_out_and_ends_after_its_first_token() -> None:
+    """So that what the node itself measured always fits in, and no part of the ledger is negative."""
+
+    async def work() -> None:
+        sender = TimedSender()
+        members = Membership("", 0.0)
+        members.observe(node_status("d"), 0.0)
+        dispatcher = Dispatcher(members, sender, Metrics(), requests_per_node=1, queue_limit=1, clock=sender.clock)
+        job = Job("key", "", [5], SamplingParams(max_new_tokens=2), received_at=0.0, deadline=1e9)
+        async with asyncio.timeout(DEADLINE_S), Run(dispatcher, job, IDLE_S) as run:
+            first = asyncio.ensure_future(anext(run))
+            await sender.sent.wait()
+            came_at = sender.clock()
+            dispatcher.on_message("d", TokenDelta(request="key", index=0, tokens=[7]))
+            assert await first == Tokens([7])
+            assert 0 < run.times.sent < sender.sent_at[0] < came_at < run.times.first_token
+
+    asyncio.run(work())
