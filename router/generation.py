@@ -34,11 +34,6 @@ class TextDelta:
 
 
 @dataclass(frozen=True, slots=True)
-class TextRestarted:
-    """Forget the text so far."""
-
-
-@dataclass(frozen=True, slots=True)
 class TextEnded:
     """`finish_reason`: "stop" or "length". `ledger` None: nobody asked, or the node sent none in time."""
 
@@ -48,16 +43,11 @@ class TextEnded:
     times: Times
 
 
-@dataclass(frozen=True, slots=True)
-class TextIdle:
-    """Nothing came for a while; it goes on."""
-
-
-TextEvent = TextDelta | TextRestarted | TextIdle | TextEnded
+TextEvent = TextDelta | Restarted | Idle | TextEnded
 
 
 class TextGenerator:
-    """`idle_s`: silence after which TextIdle is said. `gates`: the tests' pause points."""
+    """`idle_s`: silence after which Idle is said. `gates`: the tests' pause points."""
 
     def __init__(self, dispatcher: Dispatcher, tokenizer: Tokenizer, idle_s: float, gates: Gates) -> None:
         self._dispatcher = dispatcher
@@ -78,10 +68,8 @@ class TextGenerator:
                 async for said in run:
                     if isinstance(said, Restarted):
                         output = TextOutput(self._tokenizer, request.stops)
-                        yield TextRestarted()
-                        continue
-                    if isinstance(said, Idle):
-                        yield TextIdle()
+                    if isinstance(said, Restarted | Idle):
+                        yield said
                         continue
                     text = output.feed(said.ids) if isinstance(said, Tokens) else output.finish()
                     if text:

@@ -35,7 +35,7 @@ class Tokens:
 
 @dataclass(frozen=True, slots=True)
 class Restarted:
-    """Forget the tokens so far: the request starts again on another node."""
+    """Forget the output so far: the request starts again on another node."""
 
 
 @dataclass(frozen=True, slots=True)

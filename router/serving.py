@@ -13,8 +13,8 @@ from starlette.responses import Response
 
 from router.config import RouterConfig
 from router.disconnect import unless_gone
-from router.generation import TextDelta, TextEnded, TextGenerator, TextIdle, TextRequest, TextRestarted
-from router.job import Job
+from router.generation import TextDelta, TextEnded, TextGenerator, TextRequest
+from router.job import Idle, Job, Restarted
 from router.ledger import HEADER as LEDGER_HEADER
 from router.ledger import report
 from router.openai import errors
@@ -128,7 +128,7 @@ class Serving:
                 async for text_event in said:
                     if isinstance(text_event, TextDelta):
                         text.append(text_event.text)
-                    elif isinstance(text_event, TextRestarted):
+                    elif isinstance(text_event, Restarted):
                         text.clear()
                     elif isinstance(text_event, TextEnded):
                         ended = text_event
@@ -145,7 +145,7 @@ class Serving:
                 async for text_event in said:
                     if isinstance(text_event, TextDelta):
                         yield event_bytes(reply.text_chunk(text_event.text))
-                    elif isinstance(text_event, TextIdle):
+                    elif isinstance(text_event, Idle):
                         yield KEEP_ALIVE
                     elif isinstance(text_event, TextEnded):
                         yield event_bytes(reply.last_chunk(text_event.finish_reason, exchange.extra(text_event)))
