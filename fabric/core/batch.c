@@ -81,13 +81,20 @@ kf_batch *kf_write(kf_engine *engine, kf_endpoint *endpoint, int64_t handle, con
     return batch;
 }
 
+/* An endpoint that has nothing left to post is not blocked: the next batch starts with all its patience. */
+void kf_leave_queue(kf_batch *batch) {
+    kf_endpoint *endpoint = batch->endpoint;
+    kf_unlink(&batch->place);
+    if (!kf_linked(&endpoint->queue)) endpoint->backoff = endpoint->retry_at = endpoint->blocked_since = 0;
+}
+
 /* Nothing more of it will be posted. */
 void kf_stop_batch(kf_engine *engine, kf_batch *batch) {
     batch->stopped = true;
     if (batch->word)
         kf_disarm(engine, batch);
     else
-        kf_unlink(&batch->place);
+        kf_leave_queue(batch);
 }
 
 void kf_fail_batch(kf_engine *engine, kf_batch *batch, const kf_error *error) {
@@ -103,7 +110,6 @@ void kf_fail_batch(kf_engine *engine, kf_batch *batch, const kf_error *error) {
 void kf_end_if_done(kf_engine *engine, kf_batch *batch) {
     if (batch->ended || batch->outstanding || !(batch->stopped || batch->posted == batch->count)) return;
     batch->ended = true;
-    kf_unlink(&batch->place);
     kf_unlink(&batch->of_endpoint);
     kf_mark_ready(&engine->ready_batches, &batch->ready);
 }

@@ -77,7 +77,7 @@ struct kf_endpoint {
     kf_node queue;   /* batches with writes to post now, in order */
     kf_operation *operations, *free_operations;
     uint32_t outstanding;
-    int64_t retry_at, backoff, blocked_since; /* after FI_EAGAIN; 0: not blocked */
+    int64_t retry_at, backoff, blocked_since; /* after FI_EAGAIN; 0: not blocked, or nothing is left to post */
     struct fi_context2 *receives; /* contexts of posted receives, where the provider consumes one per immediate */
 };
 
@@ -144,6 +144,7 @@ void kf_fail_endpoint(kf_engine *engine, kf_endpoint *endpoint, const kf_error *
 bool kf_post_receive(kf_endpoint *endpoint, void *context);
 
 /* batch.c */
+void kf_leave_queue(kf_batch *batch);
 void kf_stop_batch(kf_engine *engine, kf_batch *batch);
 void kf_fail_batch(kf_engine *engine, kf_batch *batch, const kf_error *error);
 void kf_end_if_done(kf_engine *engine, kf_batch *batch);

@@ -72,7 +72,7 @@ static bool kf_post_some(kf_engine *engine, kf_endpoint *endpoint, int64_t now) 
             endpoint->free_operations = operation->next_free;
             kf_posted(engine, endpoint, batch, now);
         }
-        if (batch->posted == batch->count) kf_unlink(&batch->place);
+        if (batch->posted == batch->count) kf_leave_queue(batch);
         kf_end_if_done(engine, batch);
         moved = true;
     }

@@ -71,6 +71,22 @@ def test_a_cancelled_batch_makes_room_for_the_next(fabric: Fabric) -> None:
     assert link.target[40 * PAGE : 41 * PAGE].any()
 
 
+def test_a_cancelled_batch_takes_its_waiting_along(provider: str) -> None:
+    """It could not be posted for a while and is cancelled; the next one has the whole of connect_seconds again."""
+    link = Link(Fabric(provider), limits=Limits(connect_seconds=0.4))
+    engine, batch = link.sender.engine, pages(link.source_region, link.target_region.remote, [0], PAGE, 1)
+    cancelled = engine.write(link.sending, batch)
+    settle(link.sender, turns=1)  # the first try starts to connect, to a receiver that does not answer
+    engine.cancel(cancelled)
+    drive(link.sender, until=lambda: bool(link.sender.events))
+    assert engine.progress(0.5) == []
+    handle = engine.write(link.sending, batch)
+    settle(link.sender, turns=1)
+    drive(*link.both, until=lambda: len(link.sender.of(WritesEnded)) == 2)
+    link.fabric.close()
+    assert [(event.handle, event.error) for event in link.sender.events] == [(cancelled, None), (handle, None)]
+
+
 def test_unknown_and_ended_handles_cancel_to_nothing(link: Link) -> None:
     handle = link.sender.engine.write(link.sending, pages(link.source_region, link.target_region.remote, [0], PAGE, 1))
     drive(*link.both, until=lambda: bool(link.sender.events))
