@@ -13,11 +13,11 @@ import msgspec
 from protocol.logs import event
 from protocol.messages import Abort, DecodeRequest, Failure, FailureCode, RequestEnded, Role, TokenDelta
 from router.attempt import Attempt
-from router.job import Job
 from router.membership import Member, Membership
 from router.metrics import Metrics
 from router.policy import able_decodes, address, rank_decodes, rank_prefills
 from router.queueing import NOBODY, RequestFailed, RequestQueue
+from router.token_request import TokenRequest
 
 log = logging.getLogger(__name__)
 
@@ -70,13 +70,13 @@ class Dispatcher:
 
     # -- what a Run does --
 
-    def start(self, job: Job, tried: set[str]) -> Attempt:
+    def start(self, request: TokenRequest, tried: set[str]) -> Attempt:
         """Send the request to the best node that takes the message. Raises RequestFailed."""
         able, prefills = self._able(), self._membership.of_role(Role.PREFILL)
-        for decode in rank_decodes(able, len(job.prompt), self._requests_per_node, tried):
+        for decode in rank_decodes(able, len(request.prompt), self._requests_per_node, tried):
             ranking = rank_prefills(prefills, decode)
-            if self._channel.send(decode.instance, self._request(job, ranking)):
-                return self._open(job, decode, ranking)
+            if self._channel.send(decode.instance, self._message(request, ranking)):
+                return self._open(request, decode, ranking)
             self.metrics.unsent.inc()
         raise RequestFailed(NOBODY)
 
@@ -100,29 +100,29 @@ class Dispatcher:
         if not self._channel.send(instance, Abort(request=request)):
             self.metrics.unsent.inc()
 
-    def _open(self, job: Job, decode: Member, ranking: list[Member]) -> Attempt:
+    def _open(self, request: TokenRequest, decode: Member, ranking: list[Member]) -> Attempt:
         first = None if decode.status.local_prefill or not ranking else ranking[0]
-        attempt = self._attempts[job.key] = Attempt(job.key, decode, first)
+        attempt = self._attempts[request.key] = Attempt(request.key, decode, first)
         decode.in_flight += 1
         if first is not None:
             first.in_flight += 1
         event(
             log,
             "request sent",
-            request=job.key,
-            public_id=job.public_id,
+            request=request.key,
+            public_id=request.public_id,
             decode=decode.status.name,
             prefill=first.status.name if first else None,
         )
         return attempt
 
-    def _request(self, job: Job, ranking: list[Member]) -> DecodeRequest:
+    def _message(self, request: TokenRequest, ranking: list[Member]) -> DecodeRequest:
         return DecodeRequest(
-            request=job.key,
-            public_id=job.public_id,
-            prompt=job.prompt,
-            sampling=job.sampling,
-            deadline_s=max(0.0, job.deadline - self.clock()),
+            request=request.key,
+            public_id=request.public_id,
+            prompt=request.prompt,
+            sampling=request.sampling,
+            deadline_s=max(0.0, request.deadline - self.clock()),
             prefills=[address(prefill) for prefill in ranking],
         )
 

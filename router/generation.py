@@ -9,10 +9,10 @@ from protocol.gates import Gates
 from protocol.logs import event
 from protocol.messages import FinishReason, Ledger
 from router.dispatch import Dispatcher
-from router.job import Ended, Idle, Job, Restarted, Times, Tokens
 from router.metrics import Metrics, Outcome
 from router.run import Run
 from router.text_output import TextOutput
+from router.token_request import Ended, Idle, Restarted, Times, TokenRequest, Tokens
 from router.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 class TextRequest:
     """`shows_text_early`: the client sees text as it comes, so the first piece ends all hope of a second attempt."""
 
-    job: Job
+    token_request: TokenRequest
     stops: Sequence[str]
     shows_text_early: bool
     wants_ledger: bool
@@ -61,7 +61,7 @@ class TextGenerator:
 
     async def generate(self, request: TextRequest) -> AsyncGenerator[TextEvent, None]:
         """Ends with TextEnded, or raises RequestFailed. Closing it earlier aborts the request."""
-        run = Run(self._dispatcher, request.job, self._idle_s)
+        run = Run(self._dispatcher, request.token_request, self._idle_s)
         output = TextOutput(self._tokenizer, request.stops)
         with _Booking(self._dispatcher.metrics, run):
             async with run:
@@ -103,7 +103,7 @@ class _Booking:
     ) -> None:
         outcome = self._outcome(kind)
         self._metrics.end(outcome)
-        job, times = self._run.job, self._run.times
+        request, times = self._run.request, self._run.times
         ttft = times.first_token - times.received if times.first_token else None
         if ttft is not None:
             self._metrics.ttft.observe(ttft)
@@ -111,11 +111,11 @@ class _Booking:
         event(
             log,
             "request ended",
-            request=job.key,
-            public_id=job.public_id,
+            request=request.key,
+            public_id=request.public_id,
             outcome=outcome.value,
             reason=reason,
-            prompt_tokens=len(job.prompt),
+            prompt_tokens=len(request.prompt),
             ttft_s=ttft,
             total_s=self._run.now() - times.received,
         )

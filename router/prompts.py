@@ -1,4 +1,4 @@
-"""From a parsed request to the job that the cluster runs: prompt tokens and limits."""
+"""From a parsed request to what the cluster runs: prompt tokens and limits."""
 
 import asyncio
 from collections.abc import Callable

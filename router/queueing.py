@@ -35,10 +35,6 @@ class RequestQueue:
     def waiting(self) -> int:
         return len(self._line)
 
-    @property
-    def inside(self) -> int:
-        return self._inside
-
     def check_room(self) -> None:
         """Raises RequestFailed where a newcomer would be refused because so many wait already."""
         if len(self._line) >= self._limit and self._inside >= self._capacity() > 0:

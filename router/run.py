@@ -15,8 +15,8 @@ from protocol.logs import event
 from protocol.messages import Failure, FailureCode, FinishReason, Ledger, RequestEnded, TokenDelta
 from router.attempt import Attempt
 from router.dispatch import Dispatcher
-from router.job import Ended, Idle, Job, Restarted, RunEvent, Times, Tokens
 from router.queueing import RequestFailed, Turn
+from router.token_request import Ended, Idle, Restarted, RunEvent, Times, TokenRequest, Tokens
 
 MAX_ATTEMPTS = 2
 LAST_WORD_S = 2.0
@@ -40,16 +40,16 @@ log = logging.getLogger(__name__)
 
 
 class Run:
-    """`async with Run(dispatcher, job, idle_s) as run: async for event in run: ...`
+    """`async with Run(dispatcher, request, idle_s) as run: async for event in run: ...`
 
     Says Idle after each `idle_s` in which nothing came. Exactly one outcome: the iteration ends with Ended, or raises
     RequestFailed, or is left early. `tokens_shown` is set by the reader once the client has seen any of the tokens: no
     second attempt from then on.
     """
 
-    def __init__(self, dispatcher: Dispatcher, job: Job, idle_s: float) -> None:
-        self.job = job
-        self.times = Times(job.received_at)
+    def __init__(self, dispatcher: Dispatcher, request: TokenRequest, idle_s: float) -> None:
+        self.request = request
+        self.times = Times(request.received_at)
         self.tokens_shown = False
         self._dispatcher = dispatcher
         self._attempt: Attempt | None = None
@@ -113,7 +113,7 @@ class Run:
 
     def _check_deadline(self) -> float:
         """The seconds left. Raises RequestFailed once there are none."""
-        left = self.job.deadline - self.now()
+        left = self.request.deadline - self.now()
         if left <= 0:
             raise RequestFailed(DEADLINE_PASSED)
         return left
@@ -135,7 +135,7 @@ class Run:
 
     def _start(self) -> None:
         self.times.sent = self.now()  # before the message leaves: the node's own time lies within ours
-        self._attempt = self._dispatcher.start(self.job, self._tried)
+        self._attempt = self._dispatcher.start(self.request, self._tried)
         self._tried.add(self._attempt.decode.instance)
 
     async def _next(self) -> TokenDelta | RequestEnded | Failure | None:
@@ -167,7 +167,7 @@ class Run:
         except RequestFailed:
             raise RequestFailed(failure) from None
         self._dispatcher.metrics.retries.inc()
-        event(log, "request retried", logging.WARNING, request=self.job.key, after=failure.message)
+        event(log, "request retried", logging.WARNING, request=self.request.key, after=failure.message)
 
     def _leave_attempt(self) -> None:
         if self._attempt is not None:

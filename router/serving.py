@@ -14,7 +14,6 @@ from starlette.responses import Response
 from router.config import RouterConfig
 from router.disconnect import unless_gone
 from router.generation import TextDelta, TextEnded, TextGenerator, TextRequest
-from router.job import Idle, Job, Restarted
 from router.ledger import HEADER as LEDGER_HEADER
 from router.ledger import report
 from router.openai import errors
@@ -27,6 +26,7 @@ from router.openai.sse import DONE, KEEP_ALIVE, EventStream, event_bytes, first_
 from router.prompts import Prompts
 from router.queueing import RequestFailed
 from router.request_id import STATE
+from router.token_request import Idle, Restarted, TokenRequest
 
 UNREAD_S = 10.0
 """How long after its deadline a stream may wait for a client that does not read."""
@@ -40,14 +40,14 @@ class _Exchange:
     reply: Reply
 
     @property
-    def job(self) -> Job:
-        return self.text_request.job
+    def token_request(self) -> TokenRequest:
+        return self.text_request.token_request
 
     def usage(self, ended: TextEnded) -> Usage:
-        return Usage(len(self.job.prompt), ended.completion_tokens)
+        return Usage(len(self.token_request.prompt), ended.completion_tokens)
 
     def extra(self, ended: TextEnded) -> Mapping[str, Any]:
-        return report(self.job.key, ended) if self.text_request.wants_ledger else {}
+        return report(self.token_request.key, ended) if self.text_request.wants_ledger else {}
 
 
 class Serving:
@@ -99,7 +99,7 @@ class Serving:
         self, request: Request, shape: Shape, wanted: GenerationFields, prompt: list[int], received_at: float
     ) -> _Exchange:
         max_new_tokens = self._prompts.max_new_tokens(len(prompt), wanted, shape.prompt_param)
-        job = Job(
+        token_request = TokenRequest(
             key=secrets.token_hex(16),
             public_id=getattr(request.state, STATE),
             prompt=prompt,
@@ -108,17 +108,16 @@ class Serving:
             deadline=received_at + self._config.deadline_s,
         )
         wants_ledger = request.headers.get(LEDGER_HEADER) == "1"
-        text_request = TextRequest(job, wanted.stop, wanted.stream, wants_ledger)
-        return _Exchange(
-            text_request, Reply(shape, job.key, self._config.served_model, int(time.time()), wanted.include_usage)
-        )
+        text_request = TextRequest(token_request, wanted.stop, wanted.stream, wants_ledger)
+        model, created = self._config.served_model, int(time.time())
+        return _Exchange(text_request, Reply(shape, token_request.key, model, created, wanted.include_usage))
 
     async def _answer(self, request: Request, exchange: _Exchange) -> Response:
         if not exchange.text_request.shows_text_early:
             return await unless_gone(request.receive, self._whole(exchange))
         events = self._chunks(exchange)
         first = await unless_gone(request.receive, first_event(events))
-        limit_s = exchange.job.deadline - self._clock() + UNREAD_S
+        limit_s = exchange.token_request.deadline - self._clock() + UNREAD_S
         return EventStream(first, events, limit_s)
 
     async def _whole(self, exchange: _Exchange) -> Response:

@@ -6,9 +6,9 @@ import pytest
 from protocol.messages import Abort, DecodeRequest, Role
 from protocol.sampling import SamplingParams
 from router.dispatch import Dispatcher
-from router.job import Job
 from router.membership import LOST_AFTER_S, Member, Membership
 from router.metrics import Metrics
+from router.token_request import TokenRequest
 from tests.router.fake_node import node_status
 
 
@@ -56,8 +56,8 @@ class Cluster:
         return member
 
 
-def job(key: str) -> Job:
-    return Job(key, "", [5], SamplingParams(max_new_tokens=1), received_at=0.0, deadline=100.0)
+def token_request(key: str) -> TokenRequest:
+    return TokenRequest(key, "", [5], SamplingParams(max_new_tokens=1), received_at=0.0, deadline=100.0)
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ def cluster() -> Cluster:
 
 
 def test_a_request_counts_on_both_of_its_nodes_until_it_ends(cluster: Cluster) -> None:
-    attempt = cluster.dispatcher.start(job("one"), set())
+    attempt = cluster.dispatcher.start(token_request("one"), set())
     assert cluster.in_flight() == [1, 1]
     cluster.dispatcher.prompt_done(attempt)
     assert cluster.in_flight() == [1, 0]
@@ -77,10 +77,10 @@ def test_a_request_counts_on_both_of_its_nodes_until_it_ends(cluster: Cluster) -
 
 
 def test_a_request_of_before_a_silence_is_not_taken_off_the_node_that_returned(cluster: Cluster) -> None:
-    old = cluster.dispatcher.start(job("old"), set())
+    old = cluster.dispatcher.start(token_request("old"), set())
     cluster.all_fall_silent()
     cluster.announce()
-    new = cluster.dispatcher.start(job("new"), set())
+    new = cluster.dispatcher.start(token_request("new"), set())
     cluster.dispatcher.finish(old)
     assert cluster.in_flight() == [1, 1]
     cluster.dispatcher.finish(new)

@@ -37,12 +37,13 @@ def test_first_come_first_served() -> None:
         queue = RequestQueue(Capacity(1), limit=10)
         first, second, third = (queue.join() for _ in range(3))
         assert admitted(first, second, third) == [True, False, False]
-        assert (queue.inside, queue.waiting) == (1, 2)
+        assert queue.waiting == 2
         queue.leave(first)
         assert admitted(second, third) == [True, False]
         queue.leave(second)
         queue.leave(third)
-        assert (queue.inside, queue.waiting) == (0, 0)
+        assert queue.waiting == 0
+        assert admitted(queue.join(), queue.join()) == [True, False]
 
     run(work())
 
@@ -107,7 +108,7 @@ def test_one_that_leaves_the_line_holds_nobody_up() -> None:
         staying = queue.join()
         queue.leave(inside)
         await staying
-        assert queue.inside == 1
+        assert admitted(queue.join()) == [False]
 
     run(work())
 
@@ -119,7 +120,8 @@ def test_one_that_leaves_in_the_moment_of_its_turn_passes_it_on() -> None:
         queue.leave(inside)  # it is gone's turn, which it has not noticed yet
         queue.leave(gone)
         await staying
-        assert (queue.inside, queue.waiting) == (1, 0)
+        assert queue.waiting == 0
+        assert admitted(queue.join()) == [False]
 
     run(work())
 
@@ -137,6 +139,8 @@ def test_when_nothing_can_serve_any_more_all_in_line_are_told() -> None:
                 await turn
             assert told.value.failure.code is FailureCode.NO_DECODE
             queue.leave(turn)
-        assert (queue.inside, queue.waiting) == (1, 0)
+        assert queue.waiting == 0
+        capacity.value = 2
+        assert admitted(queue.join(), queue.join()) == [True, False]
 
     run(work())

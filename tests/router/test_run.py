@@ -8,10 +8,10 @@ import msgspec
 from protocol.messages import TokenDelta
 from protocol.sampling import SamplingParams
 from router.dispatch import Dispatcher
-from router.job import Job, Tokens
 from router.membership import Membership
 from router.metrics import Metrics
 from router.run import Run
+from router.token_request import TokenRequest, Tokens
 from tests.router.fake_node import node_status
 
 DEADLINE_S = 5.0
@@ -40,8 +40,8 @@ def test_a_nodes_share_begins_before_its_request_goes_out_and_ends_after_its_fir
         members = Membership("", 0.0)
         members.observe(node_status("d"), 0.0)
         dispatcher = Dispatcher(members, sender, Metrics(), requests_per_node=1, queue_limit=1, clock=sender.clock)
-        job = Job("key", "", [5], SamplingParams(max_new_tokens=2), received_at=0.0, deadline=1e9)
-        async with asyncio.timeout(DEADLINE_S), Run(dispatcher, job, IDLE_S) as run:
+        request = TokenRequest("key", "", [5], SamplingParams(max_new_tokens=2), received_at=0.0, deadline=1e9)
+        async with asyncio.timeout(DEADLINE_S), Run(dispatcher, request, IDLE_S) as run:
             first = asyncio.ensure_future(anext(run))
             await sender.sent.wait()
             came_at = sender.clock()

@@ -7,7 +7,7 @@ from protocol.sampling import SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class TokenRequest:
     """`key`: 128 random bits, the request's name on every node. `received_at`, `deadline`: monotonic seconds."""
 
     key: str
