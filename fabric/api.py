@@ -207,7 +207,8 @@ class TransferEngine(ABC):
     @abstractmethod
     def cancel(self, handle: int) -> tuple[int, int]:
         """Post nothing more of this batch. Returns (posted, completed) so far; `posted` is final, and
-        `WritesEnded` follows once nothing is outstanding. Unknown or ended handle: (0, 0)."""
+        `WritesEnded` follows once nothing is outstanding. A batch that ended already answers with the counts of its
+        `WritesEnded` until `progress` has returned that event; from then on, as for an unknown handle: (0, 0)."""
 
     @abstractmethod
     def expect(self, landing: Landing, immediate: int, count: int) -> int:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 
 from fabric import paged
-from fabric.api import Event, PageWrites
+from fabric.api import Event, PageWrites, WritesEnded
 from fabric.errors import OperationError
 from fabric.limits import Limits
 from fabric.simulated_batches import SimulatedBatch, SimulatedEndpoint
@@ -65,7 +65,8 @@ class SimulatedSender:
             if batch.handle == handle:
                 batch.cancel()
                 return batch.posted, batch.completed
-        return 0, 0
+        ended = (event for event in self.events if isinstance(event, WritesEnded) and event.handle == handle)
+        return next(((event.posted, event.completed) for event in ended), (0, 0))
 
     def on_completed(self, batch: SimulatedBatch, error: OperationError | None, now: int) -> None:
         self.outstanding -= 1

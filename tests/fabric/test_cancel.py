@@ -87,7 +87,27 @@ def test_a_cancelled_batch_takes_its_waiting_along(provider: str) -> None:
     assert [(event.handle, event.error) for event in link.sender.events] == [(cancelled, None), (handle, None)]
 
 
-def test_unknown_and_ended_handles_cancel_to_nothing(link: Link) -> None:
+def test_an_ended_batch_answers_with_its_counts_until_its_end_was_reported(fabric: Fabric) -> None:
+    """Closing ends six hundred batches at once, more than one `progress` reports."""
+    link = connected(fabric)
+    engine = link.sender.engine
+    fabric.resume(link.receiver)
+    large = pages(link.source_region, link.target_region.remote, list(range(200)), PAGE, 2)
+    handles = [engine.write(link.sending, large) for _ in range(600)]
+    drive(*link.both, until=lambda: engine.counters().writes_completed > 8)
+    engine.close_endpoint(link.sending)
+    final = {handle: engine.cancel(handle) for handle in handles}
+    posted, completed = final[handles[0]]
+    assert posted >= completed >= 8 and set(list(final.values())[1:]) == {(0, 0)}
+    while len(link.sender.events) < len(handles):
+        link.sender.events += engine.progress(0)
+        reported = {event.handle: (event.posted, event.completed) for event in link.sender.of(WritesEnded)}
+        assert reported == {handle: final[handle] for handle in reported}
+        for handle in handles:
+            assert engine.cancel(handle) == ((0, 0) if handle in reported else final[handle])
+
+
+def test_unknown_and_reported_handles_cancel_to_nothing(link: Link) -> None:
     handle = link.sender.engine.write(link.sending, pages(link.source_region, link.target_region.remote, [0], PAGE, 1))
     drive(*link.both, until=lambda: bool(link.sender.events))
     assert link.sender.engine.cancel(handle) == (0, 0)
