@@ -3,6 +3,8 @@
 import sys
 from collections.abc import Sequence
 
+import zmq
+
 from decode_node.config import DecodeConfig, parse_config
 from decode_node.node import DecodeNode
 from engine.build import build_engine
@@ -12,29 +14,15 @@ from fabric.libfabric import open_engine
 from protocol.curve import ClusterKeyError, read_cluster_key
 from protocol.digest import served_model
 from protocol.gates import Gates
-from protocol.lifecycle import StopSignal
+from protocol.lifecycle import run_node
 from protocol.logs import setup_logging
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """0 after a clean stop, 1 if it could not start (one line on stderr says why), 3 if work was cut off at the
-    end of the grace period, 4 if one of its threads died."""
     config = parse_config(sys.argv[1:] if argv is None else argv)
     setup_logging(config.membership.name)
-    stop = StopSignal()
-    try:
-        node = build_node(config)
-        node.start()
-    except (EngineError, FabricError, ClusterKeyError, OSError) as error:
-        sys.stderr.write(f"kvferry decode: {error}\n")
-        return 1
-    broken = stop.wait_unless(node.unhealthy)
-    if broken is not None:
-        sys.stderr.write(f"kvferry decode: {broken}; restart this node\n")
-        return 4
-    drained = node.drain(config.drain_s)
-    node.close()
-    return 0 if drained else 3
+    refusals = (EngineError, FabricError, ClusterKeyError, OSError, zmq.ZMQError)
+    return run_node("kvferry decode", lambda: build_node(config), refusals, config.membership.drain_s)
 
 
 def build_node(config: DecodeConfig) -> DecodeNode:
@@ -53,7 +41,7 @@ def build_node(config: DecodeConfig) -> DecodeNode:
         region,
         Gates(member.test_gates),
         local_prefill=config.local_prefill,
-        max_queue=config.max_queue,
+        max_queue=member.max_queue,
         debug_pages=options.batching.debug_pages,
     )
 

@@ -14,13 +14,11 @@ the tokens. With --local-prefill it computes prompts itself and needs no prefill
 
 @dataclass(frozen=True, slots=True)
 class DecodeConfig:
-    """`max_queue`: requests that may wait for pages. `drain_s`: grace for running requests at SIGTERM."""
+    """`local_prefill`: compute prompts here, ask no prefill node."""
 
     membership: Membership
     engine: EngineOptions
     local_prefill: bool
-    max_queue: int
-    drain_s: float
 
 
 def parse_config(argv: Sequence[str]) -> DecodeConfig:
@@ -30,21 +28,9 @@ def parse_config(argv: Sequence[str]) -> DecodeConfig:
     add_engine_options(parser)
     group = parser.add_argument_group("decoding")
     group.add_argument("--local-prefill", action="store_true", help="compute prompts on this node, ask no prefill node")
-    group.add_argument(
-        "--max-queue", type=int, default=256, help="requests that may wait for KV pages (default: %(default)s)"
-    )
-    group.add_argument(
-        "--drain",
-        type=float,
-        default=30.0,
-        metavar="S",
-        help="grace at SIGTERM (default: %(default)s)",
-    )
     arguments = parser.parse_args(argv)
     return DecodeConfig(
         membership=membership_from(arguments),
         engine=engine_options_from(parser, arguments),
         local_prefill=arguments.local_prefill,
-        max_queue=arguments.max_queue,
-        drain_s=arguments.drain,
     )

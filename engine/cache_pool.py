@@ -55,11 +55,6 @@ class CachePool:
             self._raw[chunks] = POISON_BYTE
         self._free.extend(reversed(chunks))
 
-    def page_view(self, block: int, layer: int) -> memoryview:
-        """The bytes of one page: K and V of `page_size` tokens, heads first. Read only."""
-        start = block * self.layout.block_bytes + layer * self.layout.page_bytes
-        return memoryview(self._memory).toreadonly()[start : start + self.layout.page_bytes]
-
     def free_list(self) -> list[int]:
         return list(self._free)
 

@@ -76,10 +76,6 @@ class Engine:
         return self.limits.max_context
 
     @property
-    def eos_token_ids(self) -> frozenset[int]:
-        return self.limits.eos_token_ids
-
-    @property
     def pages_total(self) -> int:
         """In blocks: one page in every layer."""
         return self._allocator.total
@@ -103,10 +99,6 @@ class Engine:
     def ledger(self) -> list[dict[str, Any]]:
         """The page ledger, one entry per block: block, state, owner, generation, age_s."""
         return [{**asdict(record), "state": record.state.value} for record in self._allocator.ledger()]
-
-    def page_view(self, block: int, layer: int) -> memoryview:
-        """The bytes of one page, read only."""
-        return self.pool.page_view(block, layer)
 
     # ---- requests that run here ----
 

@@ -11,7 +11,6 @@ class PagedKVCache:
     def __init__(self, pool: CachePool) -> None:
         layout = pool.layout
         self.page_size = layout.page_size
-        self.layers = layout.layers
         self._kv_heads, self._head_dim = layout.kv_heads, layout.head_dim
         self._keys = [pool.pages[:, layer, :, 0] for layer in range(layout.layers)]
         self._values = [pool.pages[:, layer, :, 1] for layer in range(layout.layers)]

@@ -4,8 +4,8 @@ Life of a transfer: the decode side arms an immediate for the writes that it exp
 the prefill side accepts it (`sender`), and for every prefill chunk that the engine announces arms that chunk's page
 writes, layer by layer, on the engine's progress word -> the fabric posts each layer as the forward passes it -> the
 decode side has counted every write and hands the request to its engine; the prefill side has seen its own writes
-complete and frees its pages. `plan` is the arithmetic, `transfer` the two state machines, `pump` the one thread that
-touches the fabric.
+complete and frees its pages. `plan` is the arithmetic, `sender_transfer` and `receiver_transfer` are the two state
+machines, `pump` is the one thread that touches the fabric.
 
 Must not know: the scheduler, models, torch, text. Addresses, strides and counts suffice.
 """

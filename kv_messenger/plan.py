@@ -50,10 +50,6 @@ class TransferPlan:
     def total_pages(self) -> int:
         return self.layout.pages_for(self.tokens)
 
-    @property
-    def total_writes(self) -> int:
-        return expected_writes(self.layout, self.layout, self.tokens, self.ticket.first_page)
-
     def refusal(self) -> str | None:
         """Why the ticket does not fit the request, or None."""
         if len(self.ticket.ranks) != 1:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engine.options import EngineOptions, add_engine_options, engine_options_from
-from protocol.membership_options import Membership, add_membership_options, membership_from
+from protocol.membership_options import Membership, add_membership_options, membership_from, port_number
 
 DESCRIPTION = """\
 Run a prefill node: it computes prompts for decode nodes and writes the KV cache into their memory, layer by layer,
@@ -14,14 +14,11 @@ over libfabric. It registers with the router, which tells decode nodes about it.
 
 @dataclass(frozen=True, slots=True)
 class PrefillConfig:
-    """`port`: where decode nodes dial, 0 takes any. `max_queue`: prompts that may wait for pages or compute.
-    `drain_s`: grace for running prompts at SIGTERM."""
+    """`port`: where decode nodes dial, 0 takes any."""
 
     membership: Membership
     engine: EngineOptions
     port: int
-    max_queue: int
-    drain_s: float
 
 
 def parse_config(argv: Sequence[str]) -> PrefillConfig:
@@ -30,20 +27,10 @@ def parse_config(argv: Sequence[str]) -> PrefillConfig:
     add_membership_options(parser, default_name="prefill")
     add_engine_options(parser)
     group = parser.add_argument_group("prefilling")
-    group.add_argument("--port", type=int, default=0, help="port that decode nodes dial (default: any)")
-    group.add_argument("--max-queue", type=int, default=256, help="prompts that may wait (default: %(default)s)")
-    group.add_argument(
-        "--drain",
-        type=float,
-        default=30.0,
-        metavar="S",
-        help="grace at SIGTERM (default: %(default)s)",
-    )
+    group.add_argument("--port", type=port_number, default=0, help="port that decode nodes dial (default: any)")
     arguments = parser.parse_args(argv)
     return PrefillConfig(
         membership=membership_from(arguments),
         engine=engine_options_from(parser, arguments),
         port=arguments.port,
-        max_queue=arguments.max_queue,
-        drain_s=arguments.drain,
     )

@@ -189,6 +189,7 @@ class PrefillNode:
         return {
             "transfers": self._sender.counters,
             "control": self._control.counters,
+            "peers": self._peers.counters,
             "engine": self._engine.counters,
             "fabric": self._pump.fabric_counters,
         }

@@ -6,6 +6,7 @@ claims another instance is dropped.
 
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -19,6 +20,13 @@ from protocol.messages import AbortTransfer, FromDecode, Hello, Nack, Ping, Pref
 log = logging.getLogger(__name__)
 
 
+@dataclass
+class DecodePeerCounters:
+    """`foreign_messages`: of a peer that claimed another instance than its socket's."""
+
+    foreign_messages: int = 0
+
+
 class DecodePeers:
     """Replies go out through `send`, from any thread."""
 
@@ -27,7 +35,7 @@ class DecodePeers:
         self._link: Link | None = None
         self._pump: Pump | None = None
         self._sender: Sender | None = None
-        self.foreign_messages = 0
+        self.counters = DecodePeerCounters()
 
     def deliver_to(self, pump: Pump, sender: Sender) -> None:
         self._pump, self._sender = pump, sender
@@ -47,7 +55,7 @@ class DecodePeers:
             event(log, "decode node refused a frame", logging.WARNING, reason=message.failure.message)
             return
         if self._claimed(message).encode() != sender:
-            self.foreign_messages += 1
+            self.counters.foreign_messages += 1
             event(log, "message of a foreign instance", logging.WARNING, kind=type(message).__name__)
             return
         self._pump.submit(self._action(message))

@@ -9,8 +9,6 @@ import os
 import stat
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 import zmq
 from zmq.auth.thread import ThreadAuthenticator
@@ -101,12 +99,3 @@ class Gatekeeper:
         if self._authenticator is not None:
             self._authenticator.stop()
             self._authenticator = None
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

@@ -1,11 +1,25 @@
-"""Running until told to stop."""
+"""The life of a node's process: build, start, run until told to stop, drain, close."""
 
 import signal
+import sys
 import threading
 from collections.abc import Callable
 from types import FrameType
+from typing import Protocol
 
 CHECK_S = 1.0
+
+
+class Node(Protocol):
+    """What a process runs. `drain` waits at most `grace_s` for what is under way; False if some of it was cut off."""
+
+    def start(self) -> None: ...
+
+    def unhealthy(self) -> str | None: ...
+
+    def drain(self, grace_s: float) -> bool: ...
+
+    def close(self) -> None: ...
 
 
 class StopSignal:
@@ -26,3 +40,26 @@ class StopSignal:
 
     def _received(self, number: int, frame: FrameType | None) -> None:
         self._event.set()
+
+
+def run_node(program: str, build: Callable[[], Node], refusals: tuple[type[Exception], ...], grace_s: float) -> int:
+    """The exit code: 0 after a clean stop, 1 if it could not start (one line on stderr says why), 3 if work was cut
+    off at the end of the grace period, 4 if one of its threads died. `refusals`: what `build` and `start` raise when
+    the machine or the options are at fault."""
+    stop = StopSignal()
+    try:
+        node = build()
+        node.start()
+    except refusals as error:
+        return _complain(program, str(error), 1)
+    broken = stop.wait_unless(node.unhealthy)
+    if broken is not None:
+        return _complain(program, f"{broken}; restart this node", 4)
+    drained = node.drain(grace_s)
+    node.close()
+    return 0 if drained else 3
+
+
+def _complain(program: str, reason: str, code: int) -> int:
+    sys.stderr.write(f"{program}: {reason}\n")
+    return code

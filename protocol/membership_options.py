@@ -9,7 +9,8 @@ from pathlib import Path
 @dataclass(frozen=True, slots=True)
 class Membership:
     """`router`: the address nodes dial. `host`: the interface that this node's own sockets bind to. Ports 0 take any.
-    `instance`: random per process; a restart on the same address is a new peer."""
+    `instance`: random per process; a restart on the same address is a new peer. `max_queue`: requests that may wait;
+    more are refused. `drain_s`: grace for what runs at SIGTERM."""
 
     router: str
     cluster_key: Path
@@ -19,6 +20,30 @@ class Membership:
     status_port: int
     test_gates: str | None
     instance: str
+    max_queue: int
+    drain_s: float
+
+
+def port_number(text: str) -> int:
+    """For argparse."""
+    number = int(text)
+    if not 0 <= number < 1 << 16:
+        raise argparse.ArgumentTypeError(f"{number} is no port: 0 to 65535, 0 takes any free one")
+    return number
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{number} must be at least 1")
+    return number
+
+
+def _seconds(text: str) -> float:
+    number = float(text)
+    if not 0 <= number < 1e6:
+        raise argparse.ArgumentTypeError(f"{text} is no number of seconds")
+    return number
 
 
 def add_membership_options(parser: argparse.ArgumentParser, default_name: str) -> None:
@@ -41,10 +66,21 @@ def add_membership_options(parser: argparse.ArgumentParser, default_name: str) -
     )
     group.add_argument(
         "--provider",
-        help="libfabric provider: net, tcp;ofi_rxm, efa, verbs, ... (default: the best there is)",
+        help="libfabric provider: net, tcp;ofi_rxm, efa, verbs;ofi_rxm, ... (default: the best there is)",
     )
     group.add_argument(
-        "--status-port", type=int, default=0, help="port of /health, /ready, /metrics, /debug/pages (default: any)"
+        "--status-port",
+        type=port_number,
+        default=0,
+        help="port of the status pages: /health, ... (default: any)",
+    )
+    group.add_argument("--max-queue", type=_positive, default=256, help="requests that may wait (default: %(default)s)")
+    group.add_argument(
+        "--drain",
+        type=_seconds,
+        default=30.0,
+        metavar="S",
+        help="grace at SIGTERM (default: %(default)s)",
     )
     group.add_argument("--test-gates", metavar="SOCKET", help=argparse.SUPPRESS)
 
@@ -59,4 +95,6 @@ def membership_from(arguments: argparse.Namespace) -> Membership:
         status_port=arguments.status_port,
         test_gates=arguments.test_gates,
         instance=secrets.token_hex(16),
+        max_queue=arguments.max_queue,
+        drain_s=arguments.drain,
     )

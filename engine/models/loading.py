@@ -26,7 +26,6 @@ class LoadedModel:
     """`model` is the causal LM, or only its base where there is no head to sample from (`head` False)."""
 
     model: torch.nn.Module
-    head: bool
     dtype: DType
     layers: int
     kv_heads: int
@@ -56,7 +55,6 @@ def load_model(directory: Path, dtype: DType = "float32", head: bool = True) -> 
     register_attention()
     return LoadedModel(
         model=_read_weights(directory, DTYPES[dtype], head),
-        head=head,
         dtype=dtype,
         layers=config.num_hidden_layers,
         kv_heads=config.num_key_value_heads,

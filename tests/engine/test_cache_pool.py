@@ -4,7 +4,6 @@ import ctypes
 import mmap
 
 import pytest
-import torch
 
 from engine.cache_pool import CachePool
 from engine.errors import PoisonBroken
@@ -27,14 +26,6 @@ def test_the_memory_is_page_aligned_and_what_the_address_says() -> None:
     pool.pages[2, 1, 0, 1, 3, 5] = 42.0
     offset = 2 * T0.block_bytes + T0.page_bytes + (1 * 4 * 8 + 3 * 8 + 5) * 4
     assert ctypes.c_float.from_address(pool.address + offset).value == 42.0
-
-
-def test_a_page_view_is_that_pages_bytes_and_read_only() -> None:
-    pool = CachePool(T0, 4)
-    pool.pages[3, 1] = torch.arange(64).view(1, 2, 4, 8)
-    view = pool.page_view(3, 1)
-    assert view.readonly
-    assert bytes(view) == pool.pages[3, 1].numpy().tobytes()
 
 
 def test_chunks_are_handed_out_once() -> None:

@@ -134,6 +134,8 @@ class Cluster:
             status_port=0,
             test_gates=None,
             instance=f"{name}-{id(self):x}",
+            max_queue=256,
+            drain_s=5.0,
         )
 
 
