@@ -197,12 +197,14 @@ class TransferEngine(ABC):
     @abstractmethod
     def write(self, endpoint: Sending, batch: PageWrites) -> int:
         """Queue a batch for posting now; returns its handle. Posting happens in C, within the cap on
-        outstanding writes, fairly between endpoints. Raises EndpointClosed."""
+        outstanding writes, fairly between endpoints. Raises EndpointClosed, and FabricUsageError for a batch that
+        leaves its regions or the address space."""
 
     @abstractmethod
     def write_when(self, endpoint: Sending, word_address: int, threshold: int, batch: PageWrites) -> int:
         """Arm a batch: it is posted once the u64 at `word_address` is >= `threshold`. The word is monotone and
-        must stay mapped until the batch ended. Raises EndpointClosed."""
+        must stay mapped until the batch ended. Raises as `write` does, and FabricUsageError for what is no aligned
+        u64 or a threshold that it cannot hold."""
 
     @abstractmethod
     def cancel(self, handle: int) -> tuple[int, int]:
@@ -213,12 +215,13 @@ class TransferEngine(ABC):
     @abstractmethod
     def expect(self, landing: Landing, immediate: int, count: int) -> int:
         """Arm an immediate on one landing: `Arrived` when exactly `count` (> 0) writes carrying it have landed
-        there. Any other immediate that lands counts as stale. Raises FabricUsageError if its slot is armed."""
+        there. Any other immediate that lands counts as stale. Raises FabricUsageError if its slot is armed, for a
+        count below 1 and for what is no 32-bit immediate."""
 
     @abstractmethod
     def revise(self, handle: int, count: int) -> None:
         """Change an expectation's count (the sender stopped early). `Arrived` is emitted again if the count
-        seen already equals it; count 0 arrives at once if nothing landed."""
+        seen already equals it; count 0 arrives at once if nothing landed. Raises FabricUsageError below that."""
 
     @abstractmethod
     def counted(self, handle: int) -> int:

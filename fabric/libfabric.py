@@ -175,7 +175,7 @@ class LibfabricEngine(TransferEngine):
         return self._submit(endpoint, batch, 0, 0)
 
     def write_when(self, endpoint: Sending, word_address: int, threshold: int, batch: PageWrites) -> int:
-        paged.check_word(word_address)
+        paged.check_word(word_address, threshold)
         return self._submit(endpoint, batch, word_address, threshold)
 
     def _submit(self, endpoint: Sending, batch: PageWrites, word_address: int, threshold: int) -> int:
@@ -210,8 +210,8 @@ class LibfabricEngine(TransferEngine):
 
     def expect(self, landing: Landing, immediate: int, count: int) -> int:
         opened = self._find(landing)
-        if count <= 0:
-            raise FabricUsageError(f"an expectation counts at least one write, not {count}")
+        paged.check_count(count, at_least=1)
+        paged.check_immediate(immediate)
         handle, (slot, _) = next(self._ids), unpack(immediate)
         if self._lib.kf_expect(self._raw, opened.raw, handle, immediate, count):
             raise FabricUsageError(f"transfer slot {slot} is armed already")
@@ -224,6 +224,7 @@ class LibfabricEngine(TransferEngine):
         return self._expectations[handle][1]
 
     def revise(self, handle: int, count: int) -> None:
+        paged.check_count(count, at_least=0)
         self._lib.kf_revise(self._raw, self._slot(handle), count)
 
     def counted(self, handle: int) -> int:

@@ -1,9 +1,12 @@
 """The address arithmetic of `PageWrites`, and the bounds of what callers hand in. Pure."""
 
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from fabric.api import PageWrites
 from fabric.errors import FabricUsageError
+
+ADDRESS_SPACE = 1 << 64
 
 
 def writes(batch: PageWrites) -> Iterator[tuple[int, int]]:
@@ -14,37 +17,75 @@ def writes(batch: PageWrites) -> Iterator[tuple[int, int]]:
         yield source + i * batch.source_stride, target + j * batch.target_stride
 
 
+class _Side(NamedTuple):
+    name: str
+    base: int
+    available: int
+    indices: Sequence[int]
+    stride: int
+    offset: int
+
+
 def check(batch: PageWrites) -> None:
-    """Raises FabricUsageError for a batch that leaves its source or its target, or does not pair its indices."""
+    """Raises FabricUsageError for a batch that leaves its source, its target or the address space, that does not pair
+    its indices, or whose numbers do not fit what the network carries."""
+    source, target = batch.source, batch.target
     if len(batch.source_indices) != len(batch.target_indices):
         raise FabricUsageError(f"{len(batch.source_indices)} source against {len(batch.target_indices)} target indices")
+    _check_bits("length", batch.length, 64)
+    _check_bits("key", target.key, 64)
+    check_immediate(batch.immediate)
     _check_side(
-        "source", batch.source_indices, batch.source_stride, batch.source_offset, batch.length, batch.source.length
+        _Side("source", source.address, source.length, batch.source_indices, batch.source_stride, batch.source_offset),
+        batch.length,
     )
     _check_side(
-        "target", batch.target_indices, batch.target_stride, batch.target_offset, batch.length, batch.target.length
+        _Side("target", target.base, target.length, batch.target_indices, batch.target_stride, batch.target_offset),
+        batch.length,
     )
 
 
 def check_memory(address: int, length: int) -> None:
     """Raises FabricUsageError for what cannot be memory."""
-    if address <= 0 or length <= 0:
+    if address <= 0 or length <= 0 or address + length > ADDRESS_SPACE:
         raise FabricUsageError(f"{length} bytes at {address:#x} are no memory")
 
 
-def check_word(address: int) -> None:
-    """Raises FabricUsageError unless a u64 can be loaded atomically there."""
-    if not address or address % 8:
+def check_word(address: int, threshold: int) -> None:
+    """Raises FabricUsageError unless a u64 can be loaded atomically there, and can reach the threshold."""
+    if not 0 < address < ADDRESS_SPACE or address % 8:
         raise FabricUsageError(f"a trigger word must be an aligned u64, not {address:#x}")
+    _check_bits("threshold", threshold, 64)
 
 
-def _check_side(side: str, indices: Sequence[int], stride: int, offset: int, length: int, available: int) -> None:
-    if min(stride, offset, length) < 0:
-        raise FabricUsageError(f"negative {side} stride {stride}, offset {offset} or length {length}")
-    if not indices:
+def check_immediate(immediate: int) -> None:
+    """Raises FabricUsageError for what is no 32-bit immediate."""
+    _check_bits("immediate", immediate, 32)
+
+
+def check_count(count: int, at_least: int) -> None:
+    """Raises FabricUsageError for what no expectation can count to."""
+    if count < at_least:
+        raise FabricUsageError(f"an expectation counts at least {at_least} writes here, not {count}")
+    _check_bits("count", count, 63)
+
+
+def _check_bits(name: str, value: int, bits: int) -> None:
+    if not 0 <= value < 1 << bits:
+        raise FabricUsageError(f"{name} {value} is no number of {bits} bits")
+
+
+def _check_side(side: _Side, length: int) -> None:
+    _check_bits(f"{side.name} stride", side.stride, 64)
+    _check_bits(f"{side.name} offset", side.offset, 64)
+    _check_bits(f"{side.name} base", side.base, 64)
+    _check_bits(f"{side.name} base plus offset", side.base + side.offset, 64)
+    if not side.indices:
         return
-    end = max(indices) * stride + offset + length
-    if min(indices) < 0 or end > available:
+    lowest, highest = min(side.indices), max(side.indices)
+    end = highest * side.stride + side.offset + length
+    if lowest < 0 or highest >= ADDRESS_SPACE or end > side.available or side.base + end > ADDRESS_SPACE:
         raise FabricUsageError(
-            f"{side} writes reach byte {end} of a region of {available}, lowest index {min(indices)}"
+            f"{side.name} writes reach byte {end} of a region of {side.available} at {side.base:#x}, "
+            f"by indices from {lowest} to {highest}"
         )

@@ -128,7 +128,7 @@ class SimulatedEngine(TransferEngine):
         return self._submit(endpoint, batch, None)
 
     def write_when(self, endpoint: Sending, word_address: int, threshold: int, batch: PageWrites) -> int:
-        paged.check_word(word_address)
+        paged.check_word(word_address, threshold)
         return self._submit(endpoint, batch, (word_address, threshold))
 
     def _submit(self, endpoint: Sending, batch: PageWrites, word: tuple[int, int] | None) -> int:
@@ -149,13 +149,14 @@ class SimulatedEngine(TransferEngine):
     def expect(self, landing: Landing, immediate: int, count: int) -> int:
         with self._network.lock:
             self._landing(landing)
-            if count <= 0:
-                raise FabricUsageError(f"an expectation counts at least one write, not {count}")
+            paged.check_count(count, at_least=1)
+            paged.check_immediate(immediate)
             handle = next(self._ids)
             self._counting.expect(landing.id, handle, immediate, count)
             return handle
 
     def revise(self, handle: int, count: int) -> None:
+        paged.check_count(count, at_least=0)
         with self._network.lock:
             self._counting.revise(handle, count)
 

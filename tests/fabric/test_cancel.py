@@ -84,7 +84,7 @@ def test_a_cancelled_batch_takes_its_waiting_along(provider: str) -> None:
     settle(link.sender, turns=1)
     drive(*link.both, until=lambda: len(link.sender.of(WritesEnded)) == 2)
     link.fabric.close()
-    assert [(event.handle, event.error) for event in link.sender.events] == [(cancelled, None), (handle, None)]
+    assert [(event.handle, event.error) for event in link.sender.of(WritesEnded)] == [(cancelled, None), (handle, None)]
 
 
 def test_an_ended_batch_answers_with_its_counts_until_its_end_was_reported(fabric: Fabric) -> None:

@@ -123,6 +123,21 @@ def test_an_armed_slot_is_refused(link: Link) -> None:
         link.receiver.engine.expect(link.landing, pack(10, 1), 0)
 
 
+def test_a_count_or_an_immediate_that_no_machine_has_is_refused(link: Link) -> None:
+    engine = link.receiver.engine
+    handle = engine.expect(link.landing, NOW, (1 << 63) - 1)
+    for count in (-1, 1 << 63):
+        with pytest.raises(FabricUsageError):
+            engine.revise(handle, count)
+        with pytest.raises(FabricUsageError):
+            engine.expect(link.landing, pack(10, 1), count)
+    for immediate in (-1, 1 << 32):
+        with pytest.raises(FabricUsageError):
+            engine.expect(link.landing, immediate, 1)
+    settle(link.receiver)
+    assert link.receiver.events == [] and engine.gauges().expectations == 1
+
+
 def test_a_closed_landing_drops_its_expectations_without_events(link: Link) -> None:
     handle = link.receiver.engine.expect(link.landing, NOW, 3)
     link.receiver.engine.revise(handle, 0)

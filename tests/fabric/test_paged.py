@@ -46,7 +46,15 @@ def test_ranges_are_indices_too() -> None:
     assert list(writes(ranged)) == [(0, 30), (10, 20), (20, 10)]
 
 
-@pytest.mark.parametrize("address", [0, 4, 12345])
-def test_a_word_is_an_aligned_u64(address: int) -> None:
+@pytest.mark.parametrize(
+    "address, threshold", [(0, 1), (4, 1), (12345, 1), (1 << 64, 1), (-8, 1), (8, -1), (8, 1 << 64)]
+)
+def test_a_word_is_an_aligned_u64_and_so_is_its_threshold(address: int, threshold: int) -> None:
     with pytest.raises(FabricUsageError):
-        check_word(address)
+        check_word(address, threshold)
+
+
+def test_the_last_byte_of_the_address_space_can_be_written_and_nothing_behind_it() -> None:
+    check(batch([0], 0, 0, SIZE, base=(1 << 64) - SIZE))
+    with pytest.raises(FabricUsageError):
+        check(batch([0], 0, 0, SIZE, base=(1 << 64) - SIZE + 1))

@@ -102,9 +102,16 @@ def test_an_armed_batch_that_is_cancelled_is_never_posted(link: Link) -> None:
 
 
 def test_a_word_must_be_an_aligned_address(link: Link) -> None:
-    for address in (0, Word().address + 4):
+    for address in (0, Word().address + 4, -8, 1 << 64):
         with pytest.raises(FabricUsageError):
             link.sender.engine.write_when(link.sending, address, 1, page(link, 1))
+
+
+@pytest.mark.parametrize("threshold", [-1, 1 << 64])
+def test_a_threshold_is_what_a_word_can_hold(link: Link, threshold: int) -> None:
+    with pytest.raises(FabricUsageError):
+        link.sender.engine.write_when(link.sending, Word().address, threshold, page(link, 1))
+    assert link.sender.engine.gauges().armed == 0
 
 
 def test_a_long_wait_for_a_word_costs_few_looks() -> None:

@@ -1,5 +1,7 @@
 """What is written lands byte-exact, is counted once, and is reported once; what cannot be written is an error."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -121,6 +123,44 @@ def test_a_batch_that_leaves_its_regions_is_refused(link: Link) -> None:
             link.sender.engine.write(link.sending, batch)
 
 
+TOO_LARGE = 1 << 64
+
+
+@pytest.mark.parametrize("indices", [[], [0]])
+def test_numbers_that_no_machine_has_are_refused(link: Link, indices: list[int]) -> None:
+    """They may come from a peer: never an OverflowError, and never an address that wraps around."""
+    fine = pages(link.source_region, link.target_region.remote, indices, 1, 1)
+    remote = fine.target
+    for batch in (
+        replace(fine, target=replace(remote, base=TOO_LARGE)),
+        replace(fine, target=replace(remote, base=-1)),
+        replace(fine, target=replace(remote, base=TOO_LARGE - 8, length=64), target_offset=8),
+        replace(fine, target=replace(remote, length=2 * TOO_LARGE), target_offset=TOO_LARGE - remote.base),
+        replace(fine, target=replace(remote, key=TOO_LARGE)),
+        replace(fine, target=replace(remote, key=-1)),
+        replace(fine, source_stride=TOO_LARGE),
+        replace(fine, target_stride=TOO_LARGE),
+        replace(fine, target_offset=TOO_LARGE),
+        replace(fine, source_offset=-1),
+        replace(fine, length=TOO_LARGE),
+        replace(fine, immediate=1 << 32),
+        replace(fine, immediate=-1),
+    ):
+        with pytest.raises(FabricUsageError):
+            link.sender.engine.write(link.sending, batch)
+    assert link.sender.engine.gauges().outstanding == 0 and link.sender.engine.progress(0) == []
+
+
+def test_an_index_that_only_a_stride_of_nothing_keeps_inside_is_refused(link: Link) -> None:
+    fine = pages(link.source_region, link.target_region.remote, [0], 1, 1)
+    for batch in (
+        replace(fine, source_indices=[TOO_LARGE], source_stride=0),
+        replace(fine, target_indices=[TOO_LARGE], target_stride=0),
+    ):
+        with pytest.raises(FabricUsageError):
+            link.sender.engine.write(link.sending, batch)
+
+
 def test_an_unregistered_source_is_refused(link: Link) -> None:
     link.sender.engine.deregister(link.source_region)
     with pytest.raises(FabricUsageError):
@@ -218,7 +258,7 @@ def test_an_address_that_is_none_makes_an_endpoint_that_fails(fabric: Fabric, ad
     assert ended.handle == handle and ended.completed == 0 and ended.error
 
 
-@pytest.mark.parametrize("address, length", [(0, 10), (4096, 0), (4096, -1)])
+@pytest.mark.parametrize("address, length", [(0, 10), (4096, 0), (4096, -1), (1 << 64, 1), ((1 << 64) - 8, 9)])
 def test_what_cannot_be_memory_is_not_registered(fabric: Fabric, address: int, length: int) -> None:
     with pytest.raises(FabricUsageError):
         fabric.party().engine.register(address, length)
