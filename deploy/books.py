@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 
 from deploy.asking import Answer
-from deploy.cluster_api import Member
+from deploy.cluster_api import NodeView
 
 ROUNDING_S = 1e-6
 """The processes of one machine read the same clock, and each part lies within the one around it: only the arithmetic of
@@ -31,14 +31,13 @@ def _problems(answer: Answer) -> Iterable[str]:
         yield f"{ledger.prefill_node} computed its prompt, but no KV was counted on arrival"
 
 
-def page_problems(members: Sequence[Member], expected: Iterable[str]) -> list[str]:
+def page_problems(nodes: Sequence[NodeView], expected: Iterable[str]) -> list[str]:
     """Of each node: not there any more, or pages that are neither free nor accounted for."""
-    missing = set(expected) - {member.name for member in members}
+    missing = set(expected) - {node.name for node in nodes}
     problems = [f"{name} is gone" for name in sorted(missing)]
-    for member in members:
-        if not member.all_pages_back:
+    for node in nodes:
+        if not node.all_pages_back:
             problems.append(
-                f"{member.name}: {member.pages_free} of {member.pages_total} pages free, "
-                f"{member.pages_quarantined} quarantined"
+                f"{node.name}: {node.pages_free} of {node.pages_total} pages free, {node.pages_quarantined} quarantined"
             )
     return problems

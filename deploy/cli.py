@@ -9,7 +9,7 @@ from pathlib import Path
 from deploy import doctor, up
 from deploy.cluster_spec import SpecError
 from deploy.console import say
-from deploy.options import add_cluster_options, add_engine_options, cluster_spec_from
+from deploy.options import add_cluster_options, add_node_options, cluster_spec_from
 from protocol.curve import write_cluster_key
 
 RUN_DIR = Path(".kvferry/run")
@@ -76,7 +76,7 @@ def _add_up(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
         "how to talk to them, and leave them running. Logs are in " + str(RUN_DIR) + ".",
     )
     add_cluster_options(parser, port=8000)
-    add_engine_options(parser)
+    add_node_options(parser)
     parser.add_argument("--foreground", action="store_true", help="stay attached; Ctrl-C stops the cluster")
     parser.set_defaults(run=_up)
 

@@ -9,14 +9,13 @@ import msgspec
 TIMEOUT_S = 5.0
 
 
-class Member(msgspec.Struct, frozen=True):
+class NodeView(msgspec.Struct, frozen=True):
     """One node as the router sees it. Fields that we do not read are ignored."""
 
     role: str
     name: str
     ready: bool
     provider: str
-    status_address: str
     pages_total: int
     pages_free: int
     pages_quarantined: int
@@ -41,10 +40,10 @@ class ClusterApi:
         self.endpoint = endpoint
         self._http = httpx.Client(base_url=endpoint, timeout=TIMEOUT_S, trust_env=False)
 
-    def members(self) -> list[Member]:
+    def nodes(self) -> list[NodeView]:
         """Raises httpx.HTTPError when the router does not answer, msgspec.DecodeError on an answer of another shape."""
         answer = self._http.get("/v1/cluster").raise_for_status()
-        return msgspec.json.decode(answer.content, type=list[Member])
+        return msgspec.json.decode(answer.content, type=list[NodeView])
 
     def ready(self) -> bool:
         """Whether the router would serve a request now."""

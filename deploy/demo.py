@@ -87,7 +87,7 @@ def _pages(cluster: LocalCluster) -> list[str]:
     expected = [name for _, name in cluster.spec.nodes]
     deadline = time.monotonic() + PAGES_BACK_S
     with ClusterApi(cluster.endpoint) as api:
-        while (problems := page_problems(api.members(), expected)) and time.monotonic() < deadline:
+        while (problems := page_problems(api.nodes(), expected)) and time.monotonic() < deadline:
             time.sleep(POLL_S)
     return problems
 

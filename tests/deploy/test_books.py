@@ -3,14 +3,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deploy.books import answer_problems, page_problems
-from deploy.cluster_api import Member
+from deploy.cluster_api import NodeView
 from tests.deploy.answers import answer, ledger
 
 durations = st.floats(min_value=0, max_value=100, allow_nan=False)
 
 
-def member(name: str = "decode-0", free: int = 128, quarantined: int = 0) -> Member:
-    return Member("decode", name, True, "net", "", pages_total=128, pages_free=free, pages_quarantined=quarantined)
+def node(name: str = "decode-0", free: int = 128, quarantined: int = 0) -> NodeView:
+    return NodeView("decode", name, True, "net", pages_total=128, pages_free=free, pages_quarantined=quarantined)
 
 
 def test_whole_answers_with_sound_ledgers_have_no_problem() -> None:
@@ -48,17 +48,17 @@ def test_a_prompt_computed_on_the_decode_node_moves_no_kv() -> None:
 
 
 def test_free_pages_on_every_node_are_no_problem() -> None:
-    assert page_problems([member("decode-0"), member("prefill-0")], ["prefill-0", "decode-0"]) == []
+    assert page_problems([node("decode-0"), node("prefill-0")], ["prefill-0", "decode-0"]) == []
 
 
 @pytest.mark.parametrize(
     ("found", "problem"),
     [
-        ([member(free=127)], "127 of 128 pages free"),
-        ([member(quarantined=2)], "2 quarantined"),
+        ([node(free=127)], "127 of 128 pages free"),
+        ([node(quarantined=2)], "2 quarantined"),
         ([], "decode-0 is gone"),
     ],
 )
-def test_pages_that_did_not_come_back_are_named(found: list[Member], problem: str) -> None:
+def test_pages_that_did_not_come_back_are_named(found: list[NodeView], problem: str) -> None:
     (said,) = page_problems(found, ["decode-0"])
     assert problem in said

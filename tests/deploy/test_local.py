@@ -17,9 +17,9 @@ def cluster_of(spec: ClusterSpec, run_dir: Path, said: list[str] | None = None) 
 
 def test_a_started_cluster_has_every_member_ready(spec: ClusterSpec, run_dir: Path) -> None:
     with cluster_of(spec, run_dir) as cluster, ClusterApi(cluster.endpoint) as api:
-        members = api.members()
-        assert sorted(member.name for member in members) == ["decode-0", "decode-1", "prefill-0"]
-        assert all(member.ready and member.all_pages_back for member in members)
+        nodes = api.nodes()
+        assert sorted(node.name for node in nodes) == ["decode-0", "decode-1", "prefill-0"]
+        assert all(node.ready and node.all_pages_back for node in nodes)
         assert api.model() == "fake"
 
 

@@ -43,7 +43,7 @@ def test_up_leaves_a_cluster_that_answers_and_down_ends_it(spec: ClusterSpec, ru
     assert start(spec, run_dir, said) == 0
     state = recorded(run_dir)
     with ClusterApi(state.endpoint) as api:
-        assert len(api.members()) == 3
+        assert len(api.nodes()) == 3
     assert sorted(state.members) == ["decode-0", "decode-1", "prefill-0", "router"]
     assert up.stop(run_dir, said.append) == 0
     assert not any(process.alive for process in [state.launcher, *state.members.values()])
