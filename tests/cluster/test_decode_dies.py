@@ -5,9 +5,9 @@ import json
 from tests.cluster.exchange import DONE, key_of, text_of
 from tests.cluster.harness import ProcessCluster, eventually
 from tests.cluster.oracle import Oracle
+from tests.cluster.serving import BOTH, expect_both_serve
 
 PROMPT = "the prompt of a request whose decode node dies"
-BOTH = ("decode-0", "decode-1")
 RESOLVE_S = 8.0
 ENDLESS = 1500
 """More tokens than a decode node makes in the time that it takes to kill it."""
@@ -68,16 +68,8 @@ def test_a_stream_that_was_shown_ends_with_one_error_and_service_goes_on(
     text = text_of(shown)
     assert text and oracle.completion(PROMPT, received).text.startswith(text)
     eventually(lambda: set(cluster.page_states("prefill-0")) == {"free"}, "all prefill pages are free", RESOLVE_S)
-    expect_both_prompts(cluster, oracle)
+    with cluster.ask(PROMPT, 12) as asked:
+        assert asked.text() == oracle.completion(PROMPT, 12).text
     cluster.restart(victim)
     cluster.wait_ready(victim)
-    expect_both_prompts(cluster, oracle)
-    assert victim in cluster.decodes_of_last(2)
-
-
-def expect_both_prompts(cluster: ProcessCluster, oracle: Oracle) -> None:
-    """Two requests at once, for as many nodes as there are."""
-    asked = [cluster.ask(f"{PROMPT} {i}", 12) for i in range(2)]
-    for i, exchange in enumerate(asked):
-        with exchange:
-            assert exchange.text() == oracle.completion(f"{PROMPT} {i}", 12).text
+    expect_both_serve(cluster, oracle)

@@ -6,6 +6,7 @@ from openai.types.chat import ChatCompletionMessageParam, ChatCompletionStreamOp
 
 from tests.cluster.harness import MODEL, ProcessCluster
 from tests.cluster.oracle import Oracle
+from tests.cluster.serving import expect_both_serve
 
 LONG = "a prompt of more than one prefill chunk, in which each page must arrive; " * 4
 PROMPTS = ["Hi", "é", "日本語のテキスト 🙂", LONG]
@@ -54,9 +55,5 @@ def test_the_model_list_names_the_served_model(client: openai.OpenAI) -> None:
     assert client.models.retrieve(MODEL).id == MODEL
 
 
-def test_both_decode_nodes_serve(client: openai.OpenAI, cluster: ProcessCluster) -> None:
-    asked = [cluster.ask(f"prompt {i}", 200, stream=True) for i in range(4)]
-    for exchange in asked:
-        with exchange:
-            assert list(exchange.events())[-1] == "[DONE]"
-    assert set(cluster.decodes_of_last(4)) == {"decode-0", "decode-1"}
+def test_both_decode_nodes_serve(cluster: ProcessCluster, oracle: Oracle) -> None:
+    expect_both_serve(cluster, oracle)

@@ -6,6 +6,7 @@ from threading import Event
 from tests.cluster.exchange import DONE, key_of, text_of
 from tests.cluster.harness import ProcessCluster, eventually
 from tests.cluster.oracle import Oracle
+from tests.cluster.serving import expect_both_serve
 
 PROMPT = "the prompt of a request one of whose processes stands still; " * 3
 GATE = "xfer:layer=1"
@@ -36,7 +37,7 @@ def test_a_short_pause_of_the_prefill_node_only_takes_time(cluster: ProcessClust
 def test_a_short_pause_of_decode_node_and_router_only_takes_time(cluster: ProcessCluster, oracle: Oracle) -> None:
     """MX15, MX16: in the middle of a stream."""
     lost = nodes_lost(cluster)
-    with cluster.ask(PROMPT, 400, stream=True) as asked:
+    with cluster.ask(PROMPT, 200, stream=True) as asked:
         events = asked.events()
         first = next(events)
         for name in (cluster.decode_of(key_of(first)), "router"):
@@ -44,7 +45,7 @@ def test_a_short_pause_of_decode_node_and_router_only_takes_time(cluster: Proces
                 Event().wait(SHORT_S)
         rest = list(events)
     assert rest[-1] == DONE
-    assert text_of([first, *rest]) == oracle.completion(PROMPT, 400).text
+    assert text_of([first, *rest]) == oracle.completion(PROMPT, 200).text
     assert nodes_lost(cluster) == lost
 
 
@@ -111,8 +112,4 @@ def test_a_long_pause_of_the_decode_node_cuts_its_stream(cluster: ProcessCluster
     cluster.wait_at_rest(RESOLVE_S)
     assert cluster.metrics(name)["requests_tokens_total"] < ENDLESS
     assert cluster.pids() == pids
-    asked_again = [cluster.ask(PROMPT, TOKENS) for _ in range(2)]
-    for exchange in asked_again:
-        with exchange:
-            assert exchange.text() == oracle.completion(PROMPT, TOKENS).text
-    assert name in cluster.decodes_of_last(2)
+    expect_both_serve(cluster, oracle)

@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import pytest
+
 from deploy.state import ClusterState, read_state
 from tests.cluster.exchange import DONE, Exchange, key_of, text_of
 from tests.cluster.harness import MODEL, ProcessCluster, eventually
@@ -15,9 +17,9 @@ from tests.cluster.oracle import Oracle
 
 ROOT = Path(__file__).resolve().parents[2]
 PROMPT = "the prompt of a request whose node is told to stop; " * 2
-LONG_STREAM = 600
+LONG_STREAM = 300
 GATE = "xfer:layer=1"
-UP_S = 110.0
+UP_S = 200.0
 GONE_S = 5.0
 
 
@@ -51,6 +53,7 @@ def test_a_prefill_node_finishes_its_transfer(cluster: ProcessCluster, oracle: O
     assert stopping.process.wait() == 0
 
 
+@pytest.mark.timeout(300)
 def test_a_cluster_of_kvferry_up_stops_node_by_node_and_dies_with_its_launcher(
     endless_model: Path, oracle: Oracle, tmp_path: Path
 ) -> None:
