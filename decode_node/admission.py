@@ -16,7 +16,7 @@ from engine.engine import Engine
 from engine.errors import CapacityExceeded, InvalidRequest
 from engine.outputs import Ended, StepOutput
 from engine.request import Request
-from kv_messenger.receiver import Arrival, Fetch
+from kv_messenger.attempts import Arrival, Fetch
 from protocol.gates import Gates
 from protocol.logs import event
 from protocol.messages import (

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from enum import Enum
 
-from kv_messenger.receiver import Arrival
+from kv_messenger.attempts import Arrival
 from protocol.messages import DecodeRequest, Ledger, PrefillAddress, PrefillTimes
 from protocol.ticket import TransferKey
 

@@ -16,9 +16,10 @@ from decode_node.server import PrefillLinks
 from engine.engine import Engine
 from engine.loop import EngineLoop
 from fabric.api import MemoryRegion, TransferEngine
+from kv_messenger.attempts import Arrival, Fetch
 from kv_messenger.peers import Introduction
 from kv_messenger.pump import Pump, as_metrics
-from kv_messenger.receiver import Arrival, Fetch, Receiver
+from kv_messenger.receiver import Receiver
 from protocol import PROTOCOL_VERSION
 from protocol.channel import ControlThread
 from protocol.curve import ClusterKey

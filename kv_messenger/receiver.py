@@ -6,7 +6,6 @@ lost peer's landing lingers, and its pages stay quarantined, until the peer is p
 """
 
 import logging
-import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ from typing import Protocol
 from fabric.api import Arrived, EndpointFailed, Event, Landing, MemoryRegion, OverCounted, TransferEngine
 from fabric.errors import FabricError
 from fabric.immediates import ImmediateSlots
+from kv_messenger.attempts import Arrival, Attempt, Attempts, Fetch
 from kv_messenger.checksums import first_difference, page_checksums
 from kv_messenger.peers import Introduction, Peer, PrefillPeers, SendToPeer
 from kv_messenger.plan import expected_writes
@@ -34,7 +34,6 @@ from protocol.messages import (
     Failure,
     FailureCode,
     HelloRefused,
-    PrefillAddress,
     PrefillRefused,
     PrefillRequest,
     PrefillTimes,
@@ -45,30 +44,6 @@ from protocol.messages import (
 from protocol.ticket import RankTicket, TransferKey, TransferTicket
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Fetch:
-    """What the node asks for: the KV of `tokens` (the prompt without its last one), from page `first_page` on, into
-    `blocks`, by `peer`, within `deadline_s`."""
-
-    key: TransferKey
-    public_id: str
-    peer: PrefillAddress
-    tokens: Sequence[int]
-    blocks: Sequence[int]
-    first_page: int
-    deadline_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class Arrival:
-    """`arrived_ns`: monotonic, when the last write was counted."""
-
-    key: TransferKey
-    writes: int
-    bytes: int
-    arrived_ns: int
 
 
 class ReceiverOwner(Protocol):
@@ -82,18 +57,6 @@ class ReceiverOwner(Protocol):
     def pages_safe(self, key: TransferKey) -> None: ...
 
     def prefill_timed(self, key: TransferKey, times: PrefillTimes) -> None: ...
-
-
-@dataclass(slots=True)
-class _Entry:
-    """One attempt, with what the fabric and the pool hold for it."""
-
-    fetch: Fetch
-    transfer: ReceiverTransfer
-    landing: Landing
-    immediate: int
-    expectation: int
-    arrived_ns: int = 0
 
 
 @dataclass
@@ -124,17 +87,15 @@ class Receiver:
     checksums: bool = False
     counters: ReceiverCounters = field(default_factory=ReceiverCounters)
     _slots: ImmediateSlots = field(default_factory=ImmediateSlots)
-    _entries: dict[TransferKey, _Entry] = field(default_factory=dict)
-    _idle: threading.Event = field(default_factory=threading.Event)
+    _attempts: Attempts = field(default_factory=Attempts)
 
     def __post_init__(self) -> None:
-        self._idle.set()
         self._peers = PrefillPeers(self.me, self.fabric, self.send)
         self._layout = self.me.layout
 
     @property
     def transfers(self) -> int:
-        return len(self._entries)
+        return len(self._attempts)
 
     @property
     def slots_free(self) -> int:
@@ -165,8 +126,7 @@ class Receiver:
         expected = expected_writes(self._layout, self._layout, len(fetch.tokens), fetch.first_page)
         expectation = self.fabric.expect(peer.landing, immediate, expected)
         transfer = ReceiverTransfer(fetch.key, expected, time.monotonic() + fetch.deadline_s, self.checksums)
-        self._entries[fetch.key] = _Entry(fetch, transfer, peer.landing, immediate, expectation)
-        self._idle.clear()
+        self._attempts.add(Attempt(fetch, transfer, peer.landing, immediate, expectation))
         self.counters.requested += 1
         request = self._prefill_request(fetch, peer, immediate)
         if peer.welcomed:
@@ -175,9 +135,9 @@ class Receiver:
             peer.waiting.append(request)
 
     def abort(self, key: TransferKey, failure: Failure | None) -> None:
-        entry = self._entries.get(key)
-        if entry is not None:
-            self._do(entry, entry.transfer.abort(time.monotonic(), failure))
+        attempt = self._attempts.get(key)
+        if attempt is not None:
+            self._do(attempt, attempt.transfer.abort(time.monotonic(), failure))
 
     def peer_dead(self, instance: str) -> None:
         """The peer's process is proven gone: another instance answers at its address, or nobody listens there."""
@@ -191,12 +151,12 @@ class Receiver:
 
     def stop_all(self, failure: Failure) -> None:
         """The node is going down: fail what is open and ask every sender to stop. Closing the fabric is the fence."""
-        for entry in list(self._entries.values()):
-            self._do(entry, entry.transfer.abort(time.monotonic(), failure))
+        for attempt in self._attempts.all():
+            self._do(attempt, attempt.transfer.abort(time.monotonic(), failure))
 
     def wait_idle(self, timeout: float) -> bool:
         """From any thread: wait until no transfer is open. False if some still are."""
-        return self._idle.wait(timeout)
+        return self._attempts.wait_none(timeout)
 
     # ---- from the control plane ----
 
@@ -224,23 +184,23 @@ class Receiver:
         self._peers.seen(instance)
 
     def on_refused(self, refused: PrefillRefused) -> None:
-        entry = self._known(refused.instance, refused.key)
-        if entry is not None:
-            self._do(entry, entry.transfer.on_refused(refused.failure))
-            self._renew_if_stale(entry, refused.failure)
+        attempt = self._known(refused.instance, refused.key)
+        if attempt is not None:
+            self._do(attempt, attempt.transfer.on_refused(refused.failure))
+            self._renew_if_stale(attempt, refused.failure)
 
     def on_finished(self, finished: TransferFinished) -> None:
         self.owner.prefill_timed(finished.key, finished.times)
-        entry = self._entries.get(finished.key)
-        if entry is not None and entry.fetch.peer.instance == finished.instance:
-            actions = entry.transfer.on_finished(time.monotonic(), finished.posted, finished.checksums)
-            self._do(entry, actions)
+        attempt = self._attempts.asked_of(finished.instance, finished.key)
+        if attempt is not None:
+            actions = attempt.transfer.on_finished(time.monotonic(), finished.posted, finished.checksums)
+            self._do(attempt, actions)
 
     def on_stopped(self, stopped: Stopped) -> None:
-        entry = self._known(stopped.instance, stopped.key)
-        if entry is not None:
-            self._do(entry, entry.transfer.on_stopped(time.monotonic(), stopped.posted, stopped.failure))
-            self._renew_if_stale(entry, stopped.failure)
+        attempt = self._known(stopped.instance, stopped.key)
+        if attempt is not None:
+            self._do(attempt, attempt.transfer.on_stopped(time.monotonic(), stopped.posted, stopped.failure))
+            self._renew_if_stale(attempt, stopped.failure)
 
     # ---- from the pump ----
 
@@ -259,10 +219,10 @@ class Receiver:
         for peer in self._peers.silent(now):
             self._lose(peer, "no heartbeat", proven_dead=False)
         for instance, landing in self._peers.lingering:
-            if not self._of_landing(landing):
+            if not self._attempts.of_landing(landing):
                 self._close_lingering(instance, landing)
-        for entry in list(self._entries.values()):
-            self._do(entry, entry.transfer.on_tick(now))
+        for attempt in self._attempts.all():
+            self._do(attempt, attempt.transfer.on_tick(now))
 
     # ---- inside ----
 
@@ -286,56 +246,52 @@ class Receiver:
             ticket=ticket, public_id=fetch.public_id, tokens=list(fetch.tokens), deadline_s=fetch.deadline_s
         )
 
-    def _known(self, instance: str, key: TransferKey) -> _Entry | None:
-        """The attempt, if this instance is the one that was asked for it."""
-        entry = self._entries.get(key)
-        if entry is None or entry.fetch.peer.instance != instance:
+    def _known(self, instance: str, key: TransferKey) -> Attempt | None:
+        attempt = self._attempts.asked_of(instance, key)
+        if attempt is None:
             self.counters.unknown_completions += 1
-            return None
-        return entry
+        return attempt
 
     def _counted(self, event: Arrived | OverCounted) -> None:
-        entry = next((entry for entry in self._entries.values() if entry.expectation == event.handle), None)
-        if entry is None:  # an earlier event of the same batch closed it
+        attempt = self._attempts.of_expectation(event.handle)
+        if attempt is None:  # an earlier event of the same batch closed it
             return
         if isinstance(event, Arrived):
-            entry.arrived_ns = event.last_ns
-            self._do(entry, entry.transfer.on_arrived(event.count))
+            attempt.arrived_ns = event.last_ns
+            self._do(attempt, attempt.transfer.on_arrived(event.count))
         else:
-            self._do(entry, entry.transfer.on_over_counted(event.count))
+            self._do(attempt, attempt.transfer.on_over_counted(event.count))
 
-    def _do(self, entry: _Entry, actions: Sequence[Action]) -> None:
+    def _do(self, attempt: Attempt, actions: Sequence[Action]) -> None:
         for action in actions:
             match action:
                 case Decided():
-                    self._decided(entry, action)
+                    self._decided(attempt, action)
                 case AccountClosed():
-                    self._account_closed(entry)
+                    self._account_closed(attempt)
                 case AskToStop():
-                    self._ask_to_stop(entry)
+                    self._ask_to_stop(attempt)
                 case Revise():
-                    self.fabric.revise(entry.expectation, action.count)
+                    self.fabric.revise(attempt.expectation, action.count)
                 case NeedFence():
-                    self._fence_alive(entry, action.reason)
-        if entry.transfer.closed and entry.transfer.decided is not None:
-            self._entries.pop(entry.fetch.key, None)
-            if not self._entries:
-                self._idle.set()
+                    self._fence_alive(attempt, action.reason)
+        if attempt.over:
+            self._attempts.remove(attempt)
 
-    def _ask_to_stop(self, entry: _Entry) -> None:
-        peer = self._peers.of_landing(entry.landing.id)
-        if peer is not None and peer.withdraw(entry.fetch.key):
-            self._do(entry, entry.transfer.on_never_sent())
+    def _ask_to_stop(self, attempt: Attempt) -> None:
+        peer = self._peers.of_landing(attempt.landing.id)
+        if peer is not None and peer.withdraw(attempt.fetch.key):
+            self._do(attempt, attempt.transfer.on_never_sent())
         else:
-            self.send(entry.fetch.peer, AbortTransfer(key=entry.fetch.key))
+            self.send(attempt.fetch.peer, AbortTransfer(key=attempt.fetch.key))
 
-    def _decided(self, entry: _Entry, decided: Decided) -> None:
-        key = entry.fetch.key
+    def _decided(self, attempt: Attempt, decided: Decided) -> None:
+        key = attempt.fetch.key
         failure = decided.failure
         if decided.outcome is Outcome.ARRIVED:
-            failure = self._compare(entry)
+            failure = self._compare(attempt)
             if failure is None:
-                self._arrived(entry)
+                self._arrived(attempt)
                 return
         if decided.outcome is Outcome.CANCELLED:
             self.counters.cancelled += 1
@@ -347,31 +303,31 @@ class Receiver:
         )
         self.owner.kv_failed(key, failure)
 
-    def _arrived(self, entry: _Entry) -> None:
-        key, writes = entry.fetch.key, entry.transfer.expected
+    def _arrived(self, attempt: Attempt) -> None:
+        key, writes = attempt.fetch.key, attempt.transfer.expected
         moved = writes * self._layout.page_bytes
         self.counters.arrived += 1
         self.counters.writes += writes
         self.counters.bytes += moved
         log_event(log, "kv arrived", request=key.request, attempt=key.attempt, writes=writes, bytes=moved)
-        self.owner.kv_arrived(Arrival(key, writes, moved, entry.arrived_ns))
+        self.owner.kv_arrived(Arrival(key, writes, moved, attempt.arrived_ns))
 
-    def _compare(self, entry: _Entry) -> Failure | None:
+    def _compare(self, attempt: Attempt) -> Failure | None:
         """Debug mode: every page against its source's checksum."""
-        theirs = entry.transfer.checksums
+        theirs = attempt.transfer.checksums
         if not self.checksums:
             return None
-        ours = page_checksums(self.region.address, self._layout, entry.fetch.blocks)
-        difference = first_difference(ours, theirs or b"", len(entry.fetch.blocks))
+        ours = page_checksums(self.region.address, self._layout, attempt.fetch.blocks)
+        difference = first_difference(ours, theirs or b"", len(attempt.fetch.blocks))
         if difference is None:
             return None
         self.counters.checksum_errors += 1
         return Failure(FailureCode.TRANSFER_FAILED, f"KV differs on arrival: {difference}")
 
-    def _account_closed(self, entry: _Entry) -> None:
-        self.fabric.forget(entry.expectation)
-        self._slots.give_back(entry.immediate)
-        self.owner.pages_safe(entry.fetch.key)
+    def _account_closed(self, attempt: Attempt) -> None:
+        self.fabric.forget(attempt.expectation)
+        self._slots.give_back(attempt.immediate)
+        self.owner.pages_safe(attempt.fetch.key)
 
     def _lose(self, peer: Peer, reason: str, proven_dead: bool) -> None:
         """Give up on a peer: every transfer from it fails now, and its landing is closed as soon as that is allowed."""
@@ -379,10 +335,10 @@ class Receiver:
         self.counters.peers_lost += 1
         log_event(log, "prefill node lost", logging.WARNING, peer=name, peer_instance=instance, reason=reason)
         failure = Failure(FailureCode.NODE_LOST, f"prefill node {name} lost: {reason}"[:1000])
-        for entry in self._of_landing(peer.landing):
-            self._do(entry, entry.transfer.on_peer_lost(failure))
-            if peer.withdraw(entry.fetch.key):
-                self._do(entry, entry.transfer.on_never_sent())
+        for attempt in self._attempts.of_landing(peer.landing):
+            self._do(attempt, attempt.transfer.on_peer_lost(failure))
+            if peer.withdraw(attempt.fetch.key):
+                self._do(attempt, attempt.transfer.on_never_sent())
         if proven_dead or not self.fabric.fence_needs_dead_peer:
             self._peers.forget(peer)
             self.hang_up(instance)
@@ -397,22 +353,22 @@ class Receiver:
         if not self._peers.knows(instance):
             self.hang_up(instance)
 
-    def _fence_alive(self, entry: _Entry, reason: str) -> None:
+    def _fence_alive(self, attempt: Attempt, reason: str) -> None:
         """A transfer can be settled only by fencing a peer that still answers: all its transfers go down with it."""
-        peer = self._peers.of_landing(entry.landing.id)
+        peer = self._peers.of_landing(attempt.landing.id)
         if peer is not None and not self.fabric.fence_needs_dead_peer:
             log_event(log, "fencing", logging.WARNING, peer=peer.address.name, reason=reason)
             self._renew(peer)
 
-    def _renew_if_stale(self, entry: _Entry, failure: Failure | None) -> None:
+    def _renew_if_stale(self, attempt: Attempt, failure: Failure | None) -> None:
         """The peer has no session for this landing (any more): it needs a fresh one, unless it got one already."""
-        peer = self._peers.of_landing(entry.landing.id)
+        peer = self._peers.of_landing(attempt.landing.id)
         if peer is not None and failure is not None and failure.code is FailureCode.STALE_PEER:
             self._renew(peer)
 
     def _renew(self, peer: Peer) -> None:
         """Fence a live peer and greet it again on a fresh landing."""
-        if self.fabric.fence_needs_dead_peer and self._of_landing(peer.landing):
+        if self.fabric.fence_needs_dead_peer and self._attempts.of_landing(peer.landing):
             self._peers.linger(peer)
         else:
             self._peers.forget(peer)
@@ -425,8 +381,5 @@ class Receiver:
     def _fence(self, landing: Landing, failure: Failure) -> None:
         self.counters.fences += 1
         self.fabric.close_endpoint(landing)
-        for entry in self._of_landing(landing):
-            self._do(entry, entry.transfer.on_fenced(failure))
-
-    def _of_landing(self, landing: Landing) -> list[_Entry]:
-        return [entry for entry in self._entries.values() if entry.landing.id == landing.id]
+        for attempt in self._attempts.of_landing(landing):
+            self._do(attempt, attempt.transfer.on_fenced(failure))

@@ -11,8 +11,9 @@ from fabric.api import Landing, PageWrites
 from fabric.errors import FabricUnavailable
 from fabric.immediates import SLOTS
 from fabric.simulated import SimulatedEngine, SimulatedNetwork
+from kv_messenger.attempts import Arrival, Fetch
 from kv_messenger.peers import PEER_TIMEOUT_S, Introduction
-from kv_messenger.receiver import Arrival, Fetch, Receiver
+from kv_messenger.receiver import Receiver
 from kv_messenger.receiver_transfer import SETTLE_DEADLINE_S, STOP_DEADLINE_S
 from protocol.messages import (
     AbortTransfer,
