@@ -15,6 +15,13 @@ FAKE_PROGRAMS: Programs = {role: (sys.executable, FAKE, role) for role in ("rout
 Faulty = Callable[..., ClusterSpec]
 
 
+def small_cluster(model: Path, **faults: str) -> ClusterSpec:
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    (model / "faults.json").write_text(json.dumps({name.replace("_", "-"): fault for name, fault in faults.items()}))
+    return ClusterSpec(model=model, decode=2, port=0)
+
+
 @pytest.fixture
 def run_dir(tmp_path: Path) -> Path:
     return tmp_path / "run"
@@ -24,16 +31,7 @@ def run_dir(tmp_path: Path) -> Path:
 def faulty(tmp_path: Path) -> Faulty:
     """A small cluster's spec; keywords name a process's fault, e.g. prefill_0="die"."""
 
-    def make(**faults: str) -> ClusterSpec:
-        model = tmp_path / "model"
-        model.mkdir()
-        (model / "config.json").write_text("{}")
-        (model / "faults.json").write_text(
-            json.dumps({name.replace("_", "-"): fault for name, fault in faults.items()})
-        )
-        return ClusterSpec(model=model, decode=2, port=0)
-
-    return make
+    return lambda **faults: small_cluster(tmp_path / "model", **faults)
 
 
 @pytest.fixture

@@ -39,31 +39,27 @@ def recorded(run_dir: Path) -> ClusterState:
     return state
 
 
-def test_up_leaves_a_cluster_that_answers_and_down_ends_it(spec: ClusterSpec, run_dir: Path, said: list[str]) -> None:
+def test_up_leaves_a_cluster_and_says_how_to_ask_it_a_second_up_harms_nothing_and_down_ends_it(
+    spec: ClusterSpec, run_dir: Path, said: list[str]
+) -> None:
     assert start(spec, run_dir, said) == 0
     state = recorded(run_dir)
     with ClusterApi(state.endpoint) as api:
         assert len(api.nodes()) == 3
     assert sorted(state.members) == ["decode-0", "decode-1", "prefill-0", "router"]
+    assert_can_be_pasted("\n".join(said), state.endpoint)
+    assert start(spec, run_dir, said) == 1
+    assert "kvferry down" in said[-1]
+    assert recorded(run_dir) == state
     assert up.stop(run_dir, said.append) == 0
     assert not any(process.alive for process in [state.launcher, *state.members.values()])
     assert read_state(run_dir) is None
 
 
-def test_up_prints_lines_that_can_be_pasted(spec: ClusterSpec, run_dir: Path, said: list[str]) -> None:
-    start(spec, run_dir, said)
-    text, endpoint = "\n".join(said), recorded(run_dir).endpoint
+def assert_can_be_pasted(text: str, endpoint: str) -> None:
     assert f"curl -N {endpoint}/v1/chat/completions" in text
     assert f'OpenAI(base_url="{endpoint}/v1"' in text
     assert '"model": "fake"' in text
-
-
-def test_a_second_up_is_refused_and_harms_nothing(spec: ClusterSpec, run_dir: Path, said: list[str]) -> None:
-    start(spec, run_dir, said)
-    before = recorded(run_dir)
-    assert start(spec, run_dir, said) == 1
-    assert "kvferry down" in said[-1]
-    assert recorded(run_dir) == before
 
 
 def test_a_failed_start_is_reported_with_the_log_and_leaves_nothing(
@@ -74,7 +70,7 @@ def test_a_failed_start_is_reported_with_the_log_and_leaves_nothing(
     assert read_state(run_dir) is None
 
 
-def test_the_cluster_goes_on_without_a_node_and_the_launcher_says_so(
+def test_the_cluster_goes_on_without_a_node_and_the_launcher_says_so_but_not_without_its_router(
     spec: ClusterSpec, run_dir: Path, said: list[str]
 ) -> None:
     start(spec, run_dir, said)
@@ -83,11 +79,6 @@ def test_the_cluster_goes_on_without_a_node_and_the_launcher_says_so(
     wait_for_line(state.launcher, run_dir / up.LOG, "decode-1 ended with code -9")
     assert state.launcher.alive
     assert state.members["router"].alive
-
-
-def test_without_its_router_the_cluster_ends(spec: ClusterSpec, run_dir: Path, said: list[str]) -> None:
-    start(spec, run_dir, said)
-    state = recorded(run_dir)
     state.members["router"].send(signal.SIGKILL)
     assert state.launcher.wait(DEADLINE_S)
     assert not any(process.alive for process in state.members.values())
