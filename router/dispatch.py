@@ -5,7 +5,7 @@
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 import msgspec
@@ -18,6 +18,9 @@ from router.metrics import Metrics
 from router.policy import able_decodes, address, rank_decodes, rank_prefills
 from router.queueing import NOBODY, RequestFailed, RequestQueue
 from router.token_request import TokenRequest
+
+LOST = Failure(FailureCode.NODE_LOST, "The node that served the request is gone.")
+STOPPING = Failure(FailureCode.DRAINING, "The router is stopping.")
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +48,7 @@ class Dispatcher:
         self._channel = channel
         self._requests_per_node = requests_per_node
         self._attempts: dict[str, Attempt] = {}
+        self._stopped = False
         self.metrics = metrics
         self.clock = clock
         self.queue = RequestQueue(self.capacity, queue_limit)
@@ -63,10 +67,16 @@ class Dispatcher:
     def on_lost(self, instance: str) -> None:
         """The node is gone: its requests fail here, and it is told to stop them in case it lives."""
         self.metrics.lost.inc()
-        for attempt in [one for one in self._attempts.values() if one.decode.instance == instance]:
-            attempt.fail(Failure(FailureCode.NODE_LOST, "The node that served the request is gone."))
-            self.abort(instance, attempt.request)
+        self._end([one for one in self._attempts.values() if one.decode.instance == instance], LOST)
         self.queue.move_up()
+
+    # -- the router's own end --
+
+    def stop(self) -> None:
+        """From now on nothing is sent; what runs or waits is told that the router stops."""
+        self._stopped = True
+        self.queue.dismiss(STOPPING)
+        self._end(list(self._attempts.values()), STOPPING)
 
     # -- what a Run does --
 
@@ -78,7 +88,7 @@ class Dispatcher:
             if self._channel.send(decode.instance, self._message(request, ranking)):
                 return self._open(request, decode, ranking)
             self.metrics.unsent.inc()
-        raise RequestFailed(NOBODY)
+        raise RequestFailed(STOPPING if self._stopped else NOBODY)
 
     def finish(self, attempt: Attempt) -> None:
         """The router is done with it; whatever the node still sends is unknown from now on."""
@@ -99,6 +109,12 @@ class Dispatcher:
         self.metrics.aborts.inc()
         if not self._channel.send(instance, Abort(request=request)):
             self.metrics.unsent.inc()
+
+    def _end(self, attempts: Iterable[Attempt], failure: Failure) -> None:
+        for attempt in attempts:
+            if not attempt.over:
+                attempt.fail(failure)
+                self.abort(attempt.decode.instance, attempt.request)
 
     def _open(self, request: TokenRequest, decode: Member, ranking: list[Member]) -> Attempt:
         first = None if decode.status.local_prefill or not ranking else ranking[0]
@@ -127,8 +143,10 @@ class Dispatcher:
         )
 
     def capacity(self) -> int:
-        """Requests that the nodes may have at once; 0 where none can serve."""
+        """Requests that the nodes may have at once; 0 where none can serve, or once stopped."""
         return len(self._able()) * self._requests_per_node
 
     def _able(self) -> list[Member]:
+        if self._stopped:
+            return []
         return able_decodes(self._membership.of_role(Role.DECODE), self._membership.of_role(Role.PREFILL))

@@ -63,10 +63,13 @@ class RequestQueue:
     def move_up(self) -> None:
         """Call when capacity may have changed. Where nothing can serve any more, those waiting are told so."""
         capacity = self._capacity()
-        while self._line and (capacity == 0 or self._inside < capacity):
-            turn = self._line.popleft()
-            if capacity == 0:
-                turn.set_exception(RequestFailed(Failure(FailureCode.NO_DECODE, "The last ready node is gone.")))
-            else:
-                self._inside += 1
-                turn.set_result(None)
+        if capacity == 0:
+            self.dismiss(Failure(FailureCode.NO_DECODE, "The last ready node is gone."))
+        while self._line and self._inside < capacity:
+            self._inside += 1
+            self._line.popleft().set_result(None)
+
+    def dismiss(self, failure: Failure) -> None:
+        """Nobody in line will get a turn."""
+        while self._line:
+            self._line.popleft().set_exception(RequestFailed(failure))

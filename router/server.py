@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import math
 import signal
 import socket
 import time
@@ -27,9 +28,13 @@ from router.operations import Operations
 from router.prompts import Prompts
 from router.serving import Serving
 
+LAST_EVENT_S = 2
+"""After the grace, for the error that ends each open answer. A client that does not even read that is cut."""
+
 
 class Router:
-    """Holds every part. `serve` returns after `stop` (or SIGTERM), once open answers ended or the grace is over."""
+    """Holds every part. `serve` returns after `stop` (or SIGTERM), once open answers ended; those that the grace does
+    not suffice for end with an error."""
 
     def __init__(self, config: RouterConfig, model: ModelFolder, key: ClusterKey, api_keys: Sequence[bytes]) -> None:
         self._config = config
@@ -37,7 +42,7 @@ class Router:
         self._channel = NodeChannel(key, f"tcp://{config.node_host}:{config.node_port}")
         membership = Membership(model.digest, time.monotonic())
         metrics = Metrics()
-        dispatcher = Dispatcher(
+        self._dispatcher = dispatcher = Dispatcher(
             membership,
             self._channel,
             metrics,
@@ -70,9 +75,13 @@ class Router:
             self._gates.close()
 
     def stop(self) -> None:
-        """On the event loop: refuse new connections, let open answers end. Called again: end at once."""
-        self._http.force_exit = self._http.should_exit
+        """On the event loop: refuse new connections, give open answers the grace. Called again: end at once."""
+        if self._http.should_exit:
+            self._dispatcher.stop()
+            self._http.force_exit = True
+            return
         self._http.should_exit = True
+        asyncio.get_running_loop().call_later(self._config.grace_s, self._dispatcher.stop)
 
 
 class _HttpServer(uvicorn.Server):
@@ -104,5 +113,5 @@ def _uvicorn_config(app: FastAPI, config: RouterConfig) -> uvicorn.Config:
         lifespan="off",
         ws="none",
         server_header=False,
-        timeout_graceful_shutdown=int(config.grace_s),
+        timeout_graceful_shutdown=math.ceil(config.grace_s) + LAST_EVENT_S,
     )

@@ -13,7 +13,7 @@ TOLD = {
     FailureCode.OVERLOADED: (503, "server_error", "overloaded"),
     FailureCode.NO_DECODE: (503, "server_error", "no_capacity"),
     FailureCode.NO_PREFILL: (503, "server_error", "no_capacity"),
-    FailureCode.DRAINING: (503, "server_error", "no_capacity"),
+    FailureCode.DRAINING: (503, "server_error", "draining"),
     FailureCode.INCOMPATIBLE: (503, "server_error", "no_capacity"),
     FailureCode.STALE_PEER: (502, "server_error", "node_failed"),
     FailureCode.TRANSFER_FAILED: (502, "server_error", "node_failed"),
