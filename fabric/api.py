@@ -192,7 +192,10 @@ class TransferEngine(ABC):
     def close_endpoint(self, endpoint: Landing | Sending) -> None:
         """Synchronous and local. For a Landing this is the fence: nothing its peer posts can land once this
         returns, and its expectations are dropped without events. For a Sending: armed and unposted writes are
-        cancelled, and every batch of it gets its `WritesEnded` from the next `progress`."""
+        cancelled, and every batch of it gets its `WritesEnded` from the next `progress`.
+
+        Raises FenceFailed where the network library refuses: then the fence did not happen and no batch ends. The
+        endpoint is lost, and the process must reuse no registered memory any more: the node dies."""
 
     @abstractmethod
     def write(self, endpoint: Sending, batch: PageWrites) -> int:
@@ -250,4 +253,5 @@ class TransferEngine(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Close endpoints, regions and the domain. Idempotent."""
+        """Close endpoints, regions and the domain. Idempotent. Raises FenceFailed, as `close_endpoint` does, once all
+        that can be closed is closed."""

@@ -3,6 +3,7 @@
 FabricError
 |-- FabricUnavailable   the library or a usable provider is missing: fix the machine, do not retry
 |-- RegistrationFailed  memory could not be registered: raise the limit that the message names
+|-- FenceFailed         an endpoint could not be closed: end the process, and reuse none of its memory until then
 |-- EndpointClosed      the endpoint was closed (fenced) by our own side: the caller's view is late
 `-- FabricUsageError    our own caller broke the contract (unknown handle, slot armed twice)
 
@@ -22,6 +23,12 @@ class FabricUnavailable(FabricError):
 
 class RegistrationFailed(FabricError):
     """Memory registration was refused; the message gives the size asked, the limit and the remedy."""
+
+
+class FenceFailed(FabricError):
+    """The network library refused to close an endpoint. There is no fence: what the peer posts may still land, and
+    what we posted may still be read, in any registered memory. No page may be freed or reused, closing again proves
+    nothing, and the end of the process is the one fence that is left: the node has to die."""
 
 
 class EndpointClosed(FabricError):

@@ -10,6 +10,7 @@ class Faults:
     reorder: deliver in seeded order, also within an endpoint (as EFA does). max_delay: steps that a write may stay
     in flight. busy_share: share of posts refused with EAGAIN, each the first of `busy_burst` refusals.
     fail_post: the post that fails at once. fail_completion: the write that is reported failed, delivered or not.
+    fail_fence: the closing of a landing that fails, and leaves it open for whatever its peer sends.
     drop_immediate: the write whose bytes land but whose immediate is lost. stale_duplicates: how often, after an
     expectation was forgotten, its immediate comes once more (without bytes: those belong to somebody else now).
     """
@@ -21,4 +22,5 @@ class Faults:
     fail_post: int | None = None
     fail_completion: int | None = None
     drop_immediate: int | None = None
+    fail_fence: int | None = None
     stale_duplicates: int = 0

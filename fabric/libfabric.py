@@ -26,7 +26,7 @@ from fabric.api import (
     TransferEngine,
     WritesEnded,
 )
-from fabric.errors import EndpointClosed, FabricUnavailable, FabricUsageError, RegistrationFailed
+from fabric.errors import EndpointClosed, FabricUnavailable, FabricUsageError, FenceFailed, RegistrationFailed
 from fabric.immediates import unpack
 from fabric.limits import Limits
 from fabric.native import core, describe
@@ -159,11 +159,13 @@ class LibfabricEngine(TransferEngine):
 
     def close_endpoint(self, endpoint: Landing | Sending) -> None:
         self._find(endpoint)
-        self._close(endpoint.id)
         self._expectations = {h: at for h, at in self._expectations.items() if at[0] != endpoint.id}
+        self._close(endpoint.id)
 
     def _close(self, endpoint: int) -> None:
-        self._lib.kf_close_endpoint(self._raw, self._endpoints.pop(endpoint).raw)
+        opened = self._endpoints.pop(endpoint)
+        if self._lib.kf_close_endpoint(self._raw, opened.raw, self._error):
+            raise FenceFailed(f"endpoint {endpoint} to {opened.peer} is not closed: {describe(self._error)}")
 
     def _find(self, endpoint: Landing | Sending) -> _Opened:
         opened = self._endpoints.get(endpoint.id)
@@ -276,7 +278,7 @@ class LibfabricEngine(TransferEngine):
     def close(self) -> None:
         with self._wake_lock:
             raw, self._raw = self._raw, None
-        if raw is not None:
-            self._lib.kf_close(raw)
         for kept in (self._regions, self._endpoints, self._batches, self._expectations):
             kept.clear()
+        if raw is not None and self._lib.kf_close(raw, self._error):
+            raise FenceFailed(f"an endpoint is not closed: {describe(self._error)}")

@@ -20,7 +20,7 @@ from fabric.api import (
     TransferEngine,
 )
 from fabric.counting import ImmediateCounter
-from fabric.errors import EndpointClosed, FabricUsageError, OperationError
+from fabric.errors import EndpointClosed, FabricUsageError, FenceFailed, OperationError
 from fabric.faults import Faults
 from fabric.immediates import pack
 from fabric.limits import Limits
@@ -46,6 +46,7 @@ class SimulatedEngine(TransferEngine):
         self._name = name
         self._ids = count(1)
         self._closed = self._woken = False
+        self._unfenced = 0
         self._regions: dict[int, MemoryRegion] = {}
         self._landings: dict[int, Landing] = {}
         self._sender = SimulatedSender(network, self, limits or Limits())
@@ -102,12 +103,19 @@ class SimulatedEngine(TransferEngine):
     def close_endpoint(self, endpoint: Landing | Sending) -> None:
         with self._network.lock:
             if isinstance(endpoint, Landing):
-                self._network.close_landing(self._landing(endpoint).address)
-                self._counting.drop(endpoint.id)
-                del self._landings[endpoint.id]
+                if not self._close_landing(self._landing(endpoint)):
+                    raise FenceFailed(f"endpoint {endpoint.id} to {endpoint.peer} is not closed: by the script")
             else:
                 self._check_sending(endpoint)
                 self._sender.close(endpoint.id)
+
+    def _close_landing(self, landing: Landing) -> bool:
+        """False if the fence failed."""
+        del self._landings[landing.id]
+        self._counting.drop(landing.id)
+        fenced = self._network.close_landing(landing.address)
+        self._unfenced += not fenced
+        return fenced
 
     def _check_open(self) -> None:
         if self._closed:
@@ -223,7 +231,7 @@ class SimulatedEngine(TransferEngine):
                 outstanding=self._sender.outstanding,
                 armed=len(self._sender.armed),
                 expectations=len(self._counting),
-                endpoints=len(self._landings) + len(self._sender.endpoints),
+                endpoints=len(self._landings) + len(self._sender.endpoints) + self._unfenced,
                 regions=len(self._regions),
             )
 
@@ -232,10 +240,11 @@ class SimulatedEngine(TransferEngine):
             if self._closed:
                 return
             self._closed = True
-            for endpoint in list(self._landings.values()):
-                self.close_endpoint(endpoint)
+            fenced = [self._close_landing(landing) for landing in list(self._landings.values())]
             for sending in list(self._sender.endpoints):
                 self._sender.close(sending)
             self._regions.clear()
             self._sender.events.clear()
             self._network.leave(self)
+            if not all(fenced):
+                raise FenceFailed("a landing is not closed: by the script")

@@ -70,7 +70,7 @@ class SimulatedNetwork:
         self._late: list[_LateImmediate] = []
         self._held: list[NetworkUser] = []
         self._dead: list[NetworkUser] = []
-        self._steps = self._posts = self._writes = self._busy = self._duplicates = 0
+        self._steps = self._closings = self._posts = self._writes = self._busy = self._duplicates = 0
 
     # For tests, from any thread.
 
@@ -119,9 +119,13 @@ class SimulatedNetwork:
         self._landings[address] = engine, endpoint
         return address
 
-    def close_landing(self, address: bytes) -> None:
-        """The fence: writes in flight to it find no landing."""
+    def close_landing(self, address: bytes) -> bool:
+        """The fence: writes in flight to it find no landing. False if it failed: they will."""
+        self._closings += 1
+        if self._closings == self._faults.fail_fence:
+            return False
         del self._landings[address]
+        return True
 
     def close_sending(self, endpoint: SimulatedEndpoint) -> None:
         """Its writes in flight may still land, with the bytes that their sources have now."""

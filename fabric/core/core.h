@@ -70,7 +70,7 @@ int kf_providers(const char *node, char *names, size_t size);
 kf_engine *kf_open(const kf_options *options, kf_error *error);
 int kf_delivery_complete(const kf_engine *engine);
 int kf_closes_dead_only(const kf_engine *engine);
-void kf_close(kf_engine *engine);
+int kf_close(kf_engine *engine, kf_error *error);
 kf_region *kf_register(kf_engine *engine, uint64_t address, uint64_t length, uint64_t key, kf_error *error);
 uint64_t kf_region_key(const kf_region *region);
 uint64_t kf_region_base(const kf_region *region);
@@ -80,7 +80,7 @@ void kf_deregister(kf_engine *engine, kf_region *region);
 kf_endpoint *kf_open_landing(kf_engine *engine, int64_t id, kf_error *error);
 kf_endpoint *kf_connect(kf_engine *engine, int64_t id, const void *address, size_t size, kf_error *error);
 int kf_endpoint_address(kf_endpoint *endpoint, void *address, size_t *size, kf_error *error);
-void kf_close_endpoint(kf_engine *engine, kf_endpoint *endpoint);
+int kf_close_endpoint(kf_engine *engine, kf_endpoint *endpoint, kf_error *error);
 
 /* batch.c */
 kf_batch *kf_write(kf_engine *engine, kf_endpoint *endpoint, int64_t handle, const kf_writes *writes,

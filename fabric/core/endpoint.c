@@ -51,8 +51,24 @@ static int kf_open_operations(kf_engine *engine, kf_endpoint *endpoint, kf_error
     return 0;
 }
 
-bool kf_post_receive(kf_endpoint *endpoint, void *context) {
-    return fi_recv(endpoint->ep, NULL, 0, NULL, FI_ADDR_UNSPEC, context) == 0;
+static void kf_add_idle(kf_endpoint *landing, kf_receive *receive) {
+    receive->next_idle = landing->idle_receives;
+    landing->idle_receives = receive;
+}
+
+/* The context of a completion on a landing; it is no receive of ours where the provider consumes none. */
+void kf_receive_consumed(kf_endpoint *landing, void *context) {
+    kf_receive *receive = context, *first = landing->receives;
+    if (first && receive >= first && receive < first + KF_POSTED_RECEIVES) kf_add_idle(landing, receive);
+}
+
+/* Posts what is idle, as many as the provider takes now. Returns 0, or the negative FI_E... value of a failure. */
+int kf_post_receives(kf_endpoint *landing) {
+    for (kf_receive *receive; (receive = landing->idle_receives); landing->idle_receives = receive->next_idle) {
+        int rc = (int)fi_recv(landing->ep, NULL, 0, NULL, FI_ADDR_UNSPEC, receive);
+        if (rc) return rc == -FI_EAGAIN ? 0 : rc;
+    }
+    return 0;
 }
 
 /* With FI_RX_CQ_DATA each immediate consumes a receive; as many are kept posted as the provider takes. */
@@ -60,8 +76,10 @@ static int kf_open_receives(kf_engine *engine, kf_endpoint *landing, kf_error *e
     if (!(engine->info->mode & FI_RX_CQ_DATA)) return 0;
     landing->receives = calloc(KF_POSTED_RECEIVES, sizeof *landing->receives);
     if (!landing->receives) return kf_set_error(error, "calloc", ENOMEM), -ENOMEM;
-    for (int i = 0; i < KF_POSTED_RECEIVES && kf_post_receive(landing, &landing->receives[i]); i++) {}
-    return 0;
+    for (int i = 0; i < KF_POSTED_RECEIVES; i++) kf_add_idle(landing, &landing->receives[i]);
+    int rc = kf_post_receives(landing);
+    if (rc) kf_set_error(error, "fi_recv", rc);
+    return rc;
 }
 
 /* Frees everything of an endpoint that holds no batch any more, also one that was only half opened. */
@@ -153,16 +171,22 @@ static void kf_settle_landing(kf_engine *engine, kf_endpoint *landing) {
 }
 
 /* For a landing this is the fence. fi_close comes first and is synchronous: after it the provider neither writes
- * for the peer nor reads our sources. Batches end here; completions still in the queue are dropped with it. */
-void kf_close_endpoint(kf_engine *engine, kf_endpoint *endpoint) {
+ * for the peer nor reads our sources. Batches end here; completions still in the queue are dropped with it.
+ *
+ * Returns 0, or the negative FI_E... value of fi_close: then nothing is fenced and no batch ends. The provider may
+ * have freed its endpoint all the same (ofi_rxm), or half of it (net): it is neither closed again nor used, and what
+ * it may still write to is not freed. */
+int kf_close_endpoint(kf_engine *engine, kf_endpoint *endpoint, kf_error *error) {
     if (endpoint->landing && kf_closes_dead_only(engine)) kf_settle_landing(engine, endpoint);
-    fi_close(&endpoint->ep->fid);
-    endpoint->ep = NULL;
+    int rc = fi_close(&endpoint->ep->fid);
     if (endpoint->landing) kf_drop_expectations(engine, endpoint);
-    while (kf_linked(&endpoint->batches))
-        kf_end_batch_of_closed(engine, KF_OWNER(endpoint->batches.next, kf_batch, of_endpoint));
     kf_unlink(&endpoint->ready);
     kf_unlink(&endpoint->link);
+    if (rc) return kf_set_error(error, "fi_close", rc), rc;
+    endpoint->ep = NULL;
+    while (kf_linked(&endpoint->batches))
+        kf_end_batch_of_closed(engine, KF_OWNER(endpoint->batches.next, kf_batch, of_endpoint));
     kf_free_endpoint(endpoint);
     engine->counters.endpoints--;
+    return 0;
 }

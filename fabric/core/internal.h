@@ -57,6 +57,12 @@ typedef struct kf_operation {
     struct kf_operation *next_free;
 } kf_operation;
 
+/* One posted receive, where the provider consumes one per immediate; its context comes first too. */
+typedef struct kf_receive {
+    struct fi_context2 context;
+    struct kf_receive *next_idle;
+} kf_receive;
+
 struct kf_region {
     struct fid_mr *mr;
     uint64_t base; /* what a peer adds its offsets to */
@@ -78,7 +84,7 @@ struct kf_endpoint {
     kf_operation *operations, *free_operations;
     uint32_t outstanding;
     int64_t retry_at, backoff, blocked_since; /* after FI_EAGAIN; 0: not blocked, or nothing is left to post */
-    struct fi_context2 *receives; /* contexts of posted receives, where the provider consumes one per immediate */
+    kf_receive *receives, *idle_receives; /* idle: consumed, or not posted yet */
 };
 
 /* Batches armed on one u64 in memory, by ascending threshold. */
@@ -141,7 +147,8 @@ size_t kf_cq_size(const kf_engine *engine, bool landing);
 
 /* endpoint.c */
 void kf_fail_endpoint(kf_engine *engine, kf_endpoint *endpoint, const kf_error *error);
-bool kf_post_receive(kf_endpoint *endpoint, void *context);
+int kf_post_receives(kf_endpoint *endpoint);
+void kf_receive_consumed(kf_endpoint *landing, void *context);
 
 /* batch.c */
 void kf_leave_queue(kf_batch *batch);

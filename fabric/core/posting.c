@@ -148,16 +148,26 @@ static void kf_read_success(kf_engine *engine, kf_endpoint *endpoint, const stru
                             int64_t now) {
     if (entry->flags & FI_REMOTE_CQ_DATA) {
         kf_count_immediate(engine, endpoint, (uint32_t)entry->data, now);
-        if (endpoint->receives) kf_post_receive(endpoint, entry->op_context);
     } else if (kf_is_operation(endpoint, entry->op_context)) {
         kf_completed(engine, endpoint, entry->op_context, NULL, now);
     }
+    if (endpoint->receives) kf_receive_consumed(endpoint, entry->op_context);
+}
+
+/* What was consumed before this round, and what the provider did not take then: no receive is lost. */
+static void kf_repost_receives(kf_engine *engine, kf_endpoint *landing) {
+    int rc = landing->idle_receives && !landing->failed ? kf_post_receives(landing) : 0;
+    if (!rc) return;
+    kf_error error;
+    kf_set_error(&error, "fi_recv", rc);
+    kf_fail_endpoint(engine, landing, &error);
 }
 
 bool kf_drain(kf_engine *engine, kf_endpoint *endpoint, int64_t now) {
     struct fi_cq_data_entry entries[KF_CQ_BATCH];
     bool any = false;
     for (int round = 0; round < KF_CQ_ROUNDS; round++) {
+        kf_repost_receives(engine, endpoint);
         ssize_t count = fi_cq_read(endpoint->cq, entries, KF_CQ_BATCH);
         if (count == -FI_EAVAIL)
             kf_read_failure(engine, endpoint, now);

@@ -126,8 +126,8 @@ static int kf_try_endpoint(kf_engine *engine, kf_error *error) {
     char address[256];
     engine->address_size = sizeof address;
     int rc = kf_endpoint_address(endpoint, address, &engine->address_size, error);
-    kf_close_endpoint(engine, endpoint);
-    return rc;
+    int closed = kf_close_endpoint(engine, endpoint, error);
+    return rc ? rc : closed;
 }
 
 kf_engine *kf_open(const kf_options *options, kf_error *error) {
@@ -142,7 +142,8 @@ kf_engine *kf_open(const kf_options *options, kf_error *error) {
     for (size_t i = 0; i < sizeof heads / sizeof *heads; i++) kf_node_init(heads[i]);
     for (int i = 0; i < KF_SLOTS; i++) kf_node_init(&engine->slots[i].ready);
     if (kf_open_wait(engine, error) || kf_open_domain(engine, error) || kf_try_endpoint(engine, error)) {
-        kf_close(engine);
+        kf_error ignored; /* the first one says why it does not open */
+        kf_close(engine, &ignored);
         return NULL;
     }
     return engine;
@@ -153,10 +154,12 @@ int kf_delivery_complete(const kf_engine *engine) { return engine->delivery_comp
 /* Whether a landing may be closed only once its peer's process is dead. */
 int kf_closes_dead_only(const kf_engine *engine) { return strstr(engine->options.provider, ";ofi_rxm") != NULL; }
 
-/* Endpoints first, then what they stand on. Batches whose events were never read are freed here. */
-void kf_close(kf_engine *engine) {
+/* Endpoints first, then what they stand on. Batches whose events were never read are freed here. Returns 0, or not 0
+ * where an endpoint could not be closed; all else is closed then, as far as the provider lets it. */
+int kf_close(kf_engine *engine, kf_error *error) {
+    int failed = 0;
     while (kf_linked(&engine->endpoints))
-        kf_close_endpoint(engine, KF_OWNER(engine->endpoints.next, kf_endpoint, link));
+        failed |= kf_close_endpoint(engine, KF_OWNER(engine->endpoints.next, kf_endpoint, link), error);
     while (kf_linked(&engine->ready_batches))
         kf_free_batch(KF_OWNER(engine->ready_batches.next, kf_batch, ready));
     while (kf_linked(&engine->regions)) kf_deregister(engine, KF_OWNER(engine->regions.next, kf_region, link));
@@ -169,6 +172,7 @@ void kf_close(kf_engine *engine) {
     free((void *)engine->options.provider);
     free((void *)engine->options.node);
     free(engine);
+    return failed;
 }
 
 /* `key` is what we ask for; providers with FI_MR_PROV_KEY choose their own, others may take fewer bytes of it. */

@@ -6,11 +6,13 @@ import numpy as np
 import pytest
 
 from fabric.api import Arrived, EndpointFailed, WritesEnded
+from fabric.errors import EndpointClosed, FabricUsageError, FenceFailed
 from fabric.immediates import pack
-from fabric.libfabric import open_engine
+from fabric.libfabric import LibfabricEngine, open_engine
 from tests.fabric.child import ChildProcess, writer
 from tests.fabric.conftest import SEED, Fabric, Link
 from tests.fabric.party import Party, drive, pages, settle
+from tests.fabric.refusing import RefusingEndpoint
 
 MEMORY = 4 << 20
 PAGE = 4096
@@ -78,6 +80,53 @@ def test_closing_the_landing_of_a_killed_writer_is_a_fence_on_every_provider(pro
         settle(receiver)
     assert np.array_equal(memory, at_the_fence)
     engine.close()
+
+
+def test_a_landing_that_cannot_be_closed_is_no_fence_and_says_so(provider: str) -> None:
+    """The endpoint is lost, so closing again cannot look like a success; the engine closes around it."""
+    link = Link(Fabric(provider))
+    engine = link.receiver.engine
+    assert isinstance(engine, LibfabricEngine)
+    expectation = engine.expect(link.landing, IMMEDIATE, 1)
+    refusing = RefusingEndpoint(engine, link.landing)
+    with pytest.raises(FenceFailed, match=r"to sender is not closed: fi_close: .*busy"):
+        engine.close_endpoint(link.landing)
+    with pytest.raises(EndpointClosed):
+        engine.close_endpoint(link.landing)
+    with pytest.raises(FabricUsageError):
+        engine.counted(expectation)
+    assert (engine.gauges().endpoints, engine.gauges().expectations) == (1, 0)
+    assert engine.progress(0) == []
+    link.fabric.close()
+    assert refusing.asked == 1
+
+
+def test_a_sending_that_cannot_be_closed_ends_no_batch(provider: str) -> None:
+    """Its sources may still be read."""
+    link = Link(Fabric(provider))
+    engine = link.sender.engine
+    assert isinstance(engine, LibfabricEngine)
+    engine.write(link.sending, pages(link.source_region, link.target_region.remote, [0], PAGE, 1))
+    refusing = RefusingEndpoint(engine, link.sending)
+    with pytest.raises(FenceFailed, match="to receiver is not closed"):
+        engine.close_endpoint(link.sending)
+    settle(link.sender)
+    assert link.sender.events == []
+    link.fabric.close()
+    assert refusing.asked == 1
+
+
+def test_an_engine_with_an_endpoint_that_cannot_be_closed_closes_the_others_and_says_so(provider: str) -> None:
+    link = Link(Fabric(provider))
+    engine = link.receiver.engine
+    assert isinstance(engine, LibfabricEngine)
+    engine.open_landing("other")
+    refusing = RefusingEndpoint(engine, link.landing)
+    with pytest.raises(FenceFailed):
+        engine.close()
+    engine.close()
+    link.sender.engine.close()
+    assert refusing.asked == 1
 
 
 def test_one_peers_fence_leaves_the_landings_of_others_alone() -> None:

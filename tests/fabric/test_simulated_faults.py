@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from fabric.api import Arrived, EndpointFailed, Event, PageWrites, WritesEnded, WritesFailed
+from fabric.errors import EndpointClosed, FenceFailed
 from fabric.immediates import pack
 from fabric.simulated import Faults, SimulatedEngine, SimulatedNetwork
 from tests.fabric.conftest import SEED, Link, SimulatedFabric
@@ -85,6 +86,34 @@ def test_a_delayed_write_lands_late_where_nobody_fenced() -> None:
     settle(link.receiver)
     assert len(arrived_pages(link)) == COUNT
     assert link.receiver.engine.counters().stale_immediates == COUNT
+
+
+def test_a_fence_that_failed_holds_nothing_back_and_says_so() -> None:
+    link = link_with(Faults(fail_fence=1))
+    engine = link.receiver.engine
+    engine.expect(link.landing, IMMEDIATE, COUNT)
+    link.fabric.stall(link.receiver)
+    link.sender.engine.write(link.sending, everything(link))
+    settle(link.sender)
+    with pytest.raises(FenceFailed, match="to sender is not closed"):
+        engine.close_endpoint(link.landing)
+    with pytest.raises(EndpointClosed):
+        engine.close_endpoint(link.landing)
+    assert (engine.gauges().endpoints, engine.gauges().expectations) == (1, 0)
+    link.fabric.resume(link.receiver)
+    settle(link.receiver)
+    assert len(arrived_pages(link)) == COUNT and engine.counters().stale_immediates == COUNT
+
+
+def test_an_engine_whose_fence_failed_is_closed_all_the_same() -> None:
+    link = link_with(Faults(fail_fence=2))
+    link.receiver.engine.open_landing("other")
+    with pytest.raises(FenceFailed):
+        link.receiver.engine.close()
+    link.receiver.engine.close()
+    link.sender.engine.write(link.sending, everything(link))
+    drive(link.sender, until=lambda: bool(link.sender.of(WritesEnded)))
+    assert link.sender.of(WritesEnded)[0].completed == 0 and arrived_pages(link) == []
 
 
 def test_the_fence_holds_against_the_same_late_write() -> None:
