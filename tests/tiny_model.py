@@ -17,7 +17,7 @@ CHAT_TEMPLATE = (
 )
 
 
-def save_tiny_model(folder: Path, layers: int = 3, seed: int = 0, context: int = 4096) -> Path:
+def save_tiny_model(folder: Path, layers: int = 3, seed: int = 0, context: int = 4096, kv_heads: int = 4) -> Path:
     """Saves model and tokenizer into `folder` and returns it."""
     tokenizer = byte_tokenizer()
     config = LlamaConfig(
@@ -26,7 +26,7 @@ def save_tiny_model(folder: Path, layers: int = 3, seed: int = 0, context: int =
         intermediate_size=128,
         num_hidden_layers=layers,
         num_attention_heads=8,
-        num_key_value_heads=4,
+        num_key_value_heads=kv_heads,
         max_position_embeddings=context,
         initializer_range=0.1,
         eos_token_id=tokenizer.convert_tokens_to_ids("<|end|>"),

@@ -1,18 +1,15 @@
 """What the nodes' tests share: the tiny model, its oracle, and the fabrics to run over."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from fabric.api import TransferEngine
 from fabric.libfabric import open_engine
 from fabric.simulated import Faults, SimulatedEngine, SimulatedNetwork
+from tests.nodes.pair import OpenFabric
 from tests.tiny_model import save_tiny_model
-
-OpenFabric = Callable[[str], TransferEngine]
 
 
 @pytest.fixture(scope="session")

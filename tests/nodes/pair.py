@@ -1,9 +1,12 @@
 """Prefill and decode nodes in this process, over any fabric, with a router stub in front."""
 
-from collections.abc import Callable
-from contextlib import ExitStack
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.request import urlopen
 
 from decode_node.node import DecodeNode
 from engine.build import build_engine
@@ -18,6 +21,8 @@ from protocol.gates import Gates
 from protocol.membership_options import Membership
 from protocol.messages import NodeStatus
 from tests.nodes.router_stub import RouterStub
+
+PAUSE_LIMIT_S = 60.0
 
 OpenFabric = Callable[[str], TransferEngine]
 """label -> a fabric of its own"""
@@ -73,13 +78,13 @@ class Cluster:
         self.router.wait_for(lambda nodes: len(nodes) == prefill + decode and all(n.ready for n in nodes.values()))
         return self
 
-    def add_prefill(self, shape: Shape | None = None) -> PrefillNode:
+    def add_prefill(self, shape: Shape | None = None, model: Path | None = None) -> PrefillNode:
         name = f"prefill-{len(self.prefill)}"
-        shape = shape or self.shape
-        engine, fabric = self._build(name, shape.options(self.model, shape.num_blocks), head=False)
+        shape, model = shape or self.shape, model or self.model
+        engine, fabric = self._build(name, shape.options(model, shape.num_blocks), head=False)
         region = fabric.register(engine.pool.address, engine.pool.bytes)
         node = PrefillNode(
-            self._member(name), self._key, served_model(self.model), engine, fabric, region, self._gate(name),
+            self._member(name), self._key, served_model(model), engine, fabric, region, self._gate(name),
             debug_pages=True,
         )  # fmt: skip
         node.start()
@@ -137,6 +142,30 @@ class Cluster:
             max_queue=256,
             drain_s=5.0,
         )
+
+
+@contextmanager
+def messenger_paused(node: PrefillNode) -> Iterator[None]:
+    """The node's messenger stands still inside this block: it posts nothing more, and answers nobody."""
+    paused, go_on = threading.Event(), threading.Event()
+
+    def stand_still() -> None:
+        paused.set()
+        assert go_on.wait(PAUSE_LIMIT_S), "paused for too long"
+
+    node._pump.submit(stand_still)
+    try:
+        assert paused.wait(PAUSE_LIMIT_S), "the messenger does not run"
+        yield
+    finally:
+        go_on.set()
+
+
+def blocks_of(node: DecodeNode, owner: str, attempt: int = 1) -> dict[int, str]:
+    """block -> state, of every block that this attempt has by the node's page ledger."""
+    with urlopen(f"{node.status().status_address}/debug/pages", timeout=PAUSE_LIMIT_S) as answer:
+        records = json.load(answer)
+    return {r["block"]: r["state"] for r in records if (r["owner"], r["generation"]) == (owner, attempt)}
 
 
 def _at_rest(node: NodeStatus) -> bool:

@@ -5,19 +5,23 @@ Debug mode is on: a write into a page that was freed breaks its poison, one into
 
 import random
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from fabric.api import TransferEngine
 from fabric.simulated import Faults, SimulatedEngine, SimulatedNetwork
+from kv_messenger import peers, receiver_transfer, sessions
 from protocol.gates import GateClient
-from protocol.messages import FailureCode, FinishReason, PrefillAddress
+from protocol.messages import FailureCode, FinishReason, NodeStatus, PrefillAddress, Role
 from protocol.sampling import SamplingParams
-from tests.nodes.conftest import OpenFabric, Oracle, open_named
-from tests.nodes.pair import Cluster, Shape
+from tests.nodes.conftest import Oracle, open_named
+from tests.nodes.pair import Cluster, OpenFabric, Shape, blocks_of, messenger_paused
 from tests.nodes.test_tokens import expect_oracle, prompt_of
+from tests.tiny_model import save_tiny_model
 
 DEADLINE_S = 30.0
 FEW = SamplingParams(max_new_tokens=4)
@@ -28,22 +32,43 @@ def simulated(faults: Faults, seed: int) -> OpenFabric:
     return lambda name: SimulatedEngine(network, name)
 
 
+def wait_decode(cluster: Cluster, what: Callable[[NodeStatus], bool]) -> None:
+    """Until `what` holds of the decode node; looked at with every NodeStatus."""
+    cluster.router.wait_for(lambda nodes: any(node.role is Role.DECODE and what(node) for node in nodes.values()))
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No fence for silence: pages come back only when the sender has answered."""
+    monkeypatch.setattr(receiver_transfer, "STOP_DEADLINE_S", DEADLINE_S)
+    monkeypatch.setattr(peers, "PEER_TIMEOUT_S", DEADLINE_S)
+    monkeypatch.setattr(sessions, "PEER_TIMEOUT_S", DEADLINE_S)
+
+
+@pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize("fabric", ["net", "reordering"])
 def test_pages_of_an_aborted_transfer_are_not_reused_before_the_sender_stopped(
     tiny_model: Path, oracle: Oracle, fabric: str, seed: int, tmp_path: Path
 ) -> None:
-    """P01: A is aborted while its sender stands between two layers; B needs A's pages."""
+    """P01: A is aborted while its sender stands between two layers and cannot answer; B needs A's pages."""
     shape = Shape(page_size=16, num_blocks=16, decode_blocks=8)
     with Cluster(tiny_model, open_named(fabric, seed), shape, gates=tmp_path).start() as cluster:
-        gate = GateClient(str(tmp_path / "prefill-0"))
+        gate, decode = GateClient(str(tmp_path / "prefill-0")), cluster.decode[0]
         gate.hold("xfer:layer=1")
-        key, aborted = cluster.router.ask(prompt_of(90, seed), FEW)
+        first, aborted = cluster.router.ask(prompt_of(90, seed), FEW)
         assert gate.reached("xfer:layer=1", DEADLINE_S)
-        cluster.router.abort(key)
-        prompt = prompt_of(91, seed + 1)
-        _, answer = cluster.router.ask(prompt, FEW)
+        held = blocks_of(decode, first)
+        assert set(held.values()) == {"held"} and len(held) == 6
+        with messenger_paused(cluster.prefill[0]):
+            cluster.router.abort(first)
+            assert aborted.result().reason is FinishReason.CANCELLED and aborted.tokens == []
+            second, answer = cluster.router.ask(prompt := prompt_of(91, seed + 1), FEW)
+            wait_decode(cluster, lambda node: (node.waiting, node.pages_quarantined, node.pages_free) == (1, 6, 2))
+            assert blocks_of(decode, first) == dict.fromkeys(held, "quarantined")
+            assert blocks_of(decode, second) == {} and not answer.tokens
+        wait_decode(cluster, lambda node: (node.waiting, node.pages_quarantined) == (0, 0))
+        assert len(blocks_of(decode, second).keys() & held.keys()) >= 4, "B has pages that were A's"
         gate.release("xfer:layer=1")
-        assert aborted.result().reason is FinishReason.CANCELLED and aborted.tokens == []
         assert answer.result().failure is None
         assert answer.tokens == oracle.greedy(prompt, 4)
         cluster.wait_pages_returned()
@@ -85,6 +110,51 @@ def test_a_write_that_cannot_be_posted_is_a_failure_at_once_and_is_retried(
         assert cluster.prefill[0].transfer_counters.stopped == 1
 
 
+class FencesOnlyTheDead(SimulatedEngine):
+    """As a reliable-datagram endpoint of EFA: what a live peer has posted cannot be shut out, only waited for."""
+
+    fence_needs_dead_peer = True
+
+
+@pytest.mark.parametrize("posted", [1, 7, 14])
+def test_pages_of_a_failed_attempt_stay_out_of_use_until_every_posted_write_has_landed(
+    tiny_model: Path, oracle: Oracle, posted: int, seed: int
+) -> None:
+    """P26, where no fence can help: `posted` writes are on their way while the second attempt has started."""
+    network = SimulatedNetwork(seed, Faults(fail_post=posted + 1, reorder=True, max_delay=40))
+    with Cluster(tiny_model, lambda name: FencesOnlyTheDead(network, name), Shape()).start() as cluster:
+        receiver, decode = cast(SimulatedEngine, cluster.fabrics["decode-0"]), cluster.decode[0]
+        network.hold(receiver)
+        prompt = prompt_of(5 * 16 + 1, seed)
+        key, answer = cluster.router.ask(prompt, FEW)
+        wait_decode(cluster, lambda node: (node.pages_quarantined, node.pages_total - node.pages_free) == (6, 12))
+        failed, present = blocks_of(decode, key, 1), blocks_of(decode, key, 2)
+        assert set(failed.values()) == {"quarantined"} and set(present.values()) == {"held"}
+        assert not failed.keys() & present.keys() and not answer.tokens
+        network.release(receiver)
+        assert answer.result().ledger.attempts == 2
+        assert answer.tokens == oracle.greedy(prompt, 4)
+        cluster.wait_pages_returned()
+
+
+def test_pages_of_a_failed_attempt_come_back_by_the_fence_alone_where_it_may_be_used(
+    tiny_model: Path, oracle: Oracle, seed: int
+) -> None:
+    """P26: writes of the first attempt are on their way and never land; its pages are fenced, then free."""
+    network = SimulatedNetwork(seed, Faults(fail_post=8, reorder=True, max_delay=40))
+    with Cluster(tiny_model, lambda name: SimulatedEngine(network, name), Shape()).start() as cluster:
+        receiver, decode = cast(SimulatedEngine, cluster.fabrics["decode-0"]), cluster.decode[0]
+        network.hold(receiver)
+        prompt = prompt_of(5 * 16 + 1, seed)
+        key, answer = cluster.router.ask(prompt, FEW)
+        wait_decode(cluster, lambda _: len(blocks_of(decode, key, 2)) == 6 and not blocks_of(decode, key, 1))
+        assert receiver.counters().immediates_counted == 0
+        network.release(receiver)
+        assert answer.result().ledger.attempts == 2
+        assert answer.tokens == oracle.greedy(prompt, 4)
+        cluster.wait_pages_returned()
+
+
 @pytest.mark.parametrize(
     "faults",
     [Faults(fail_completion=7), Faults(drop_immediate=4), Faults(drop_immediate=15, reorder=True, max_delay=20)],
@@ -97,23 +167,38 @@ def test_a_short_count_is_never_decoded(tiny_model: Path, oracle: Oracle, faults
         assert end.ledger.attempts == 2
 
 
-DIFFERENCES: dict[str, Callable[[Shape], Shape]] = {"page size": lambda shape: replace(shape, page_size=32)}
+@dataclass(frozen=True)
+class Difference:
+    """How the other prefill node differs, and what the refusal says of it."""
+
+    said: str
+    shape: Shape = field(default_factory=Shape)
+    model: Callable[[Path], Path] | None = None
+
+
+DIFFERENCES = {
+    "page size": Difference("page_size=32", shape=Shape(page_size=32)),
+    "layers": Difference("layers=2", model=partial(save_tiny_model, layers=2)),
+    "kv heads": Difference("kv_heads=2", model=partial(save_tiny_model, kv_heads=2)),
+    "weights": Difference("model, tokenizer or protocol version differ", model=partial(save_tiny_model, seed=1)),
+}
 
 
 @pytest.mark.parametrize("difference", DIFFERENCES)
-def test_a_peer_with_another_layout_is_refused_and_nobody_falls(
-    tiny_model: Path, oracle: Oracle, difference: str, seed: int
+def test_a_peer_that_cannot_be_paired_is_refused_and_nobody_falls(
+    tiny_model: Path, oracle: Oracle, difference: str, seed: int, tmp_path: Path
 ) -> None:
     """P31, at the handshake: the router would not pair them, but a decode node must not rely on that."""
+    differs = DIFFERENCES[difference]
     with Cluster(tiny_model, open_named("net"), Shape()).start() as cluster:
-        cluster.add_prefill(DIFFERENCES[difference](cluster.shape))
+        cluster.add_prefill(differs.shape, differs.model(tmp_path) if differs.model else None)
         cluster.router.wait_for(lambda nodes: len(nodes) == 3)
         same, other = sorted(cluster.router.prefills(), key=lambda address: address.name)
         prompt = prompt_of(40, seed)
         _, refused = cluster.router.ask(prompt, FEW, prefills=[other])
         end = refused.result()
         assert end.failure is not None and end.failure.code is FailureCode.NO_PREFILL
-        assert "page_size=32" in end.failure.message
+        assert differs.said in end.failure.message
         _, answer = cluster.router.ask(prompt, FEW, prefills=[other, same])
         assert answer.result().failure is None and answer.tokens == oracle.greedy(prompt, 4)
         cluster.wait_pages_returned()
