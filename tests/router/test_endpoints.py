@@ -2,15 +2,20 @@
 
 import json
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from protocol.curve import ClusterKey
+from protocol.gates import GateClient
 from protocol.messages import FinishReason
 from tests.router.conftest import REPLY
-from tests.router.fake_node import FakeNode, tokens_then_nothing
+from tests.router.fake_node import FakeNode, answer, tokens_then_nothing
 from tests.router.running_router import RunningRouter
+from tests.router.streaming import DONE, open_stream
 
 CHAT: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
 COMPLETION: dict[str, Any] = {"model": "tiny", "prompt": "Hi"}
@@ -145,3 +150,15 @@ def test_the_clients_request_id_is_echoed_and_never_the_key(router: RunningRoute
     assert dict(answer.headers.raw)[b"x-request-id"].decode() == name
     assert node.requests[0].public_id == name
     assert answer.json()["id"] == f"cmpl-{node.requests[0].request}"
+
+
+def test_a_gate_holds_a_stream_after_its_nth_token(model_folder: Path, key: ClusterKey, tmp_path: Path) -> None:
+    gates = str(tmp_path / "gates")
+    with RunningRouter(model_folder, key, test_gates=gates) as router, closing(GateClient(gates)) as client:
+        client.hold("stream:tok=2")
+        router.node(answer(router.tokenizer.encode("abc")))
+        with open_stream(router) as events:
+            assert events.next_text() and events.next_text()
+            assert client.reached("stream:tok=2", 10)
+            client.release("stream:tok=2")
+            assert events.rest()[-1] == DONE
