@@ -50,7 +50,7 @@ def test_a_short_pause_of_decode_node_and_router_only_takes_time(cluster: Proces
 
 
 def test_a_long_pause_of_the_prefill_node_sends_the_request_elsewhere(cluster: ProcessCluster, oracle: Oracle) -> None:
-    """MX17: what it writes when it wakes meets a fence; it is used again, in the same process."""
+    """MX17: its transfer is fenced, and when it wakes it is used again, in the same process."""
     both = ("prefill-0", "prefill-1")
     cluster.add("prefill", "prefill-1")
     cluster.wait_ready("prefill-1")
