@@ -64,7 +64,7 @@ def read_cluster_key(path: Path) -> ClusterKey:
         if zmq.curve_public(key.secret) != key.public:
             raise ClusterKeyError(f"{path}: public and secret key do not belong together; write a new key file")
     except OSError as error:
-        raise ClusterKeyError(f"cannot read the cluster key: {error}; `kvferry up` writes one for you") from error
+        raise ClusterKeyError(f"cannot read the cluster key: {error}; `kvferry key FILE` writes one") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         if isinstance(error, ClusterKeyError):
             raise

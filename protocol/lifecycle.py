@@ -1,5 +1,6 @@
 """The life of a node's process: build, start, run until told to stop, drain, close."""
 
+import logging
 import signal
 import sys
 import threading
@@ -7,7 +8,11 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Protocol
 
+from protocol.logs import event
+
 CHECK_S = 1.0
+
+log = logging.getLogger(__name__)
 
 
 class Node(Protocol):
@@ -55,8 +60,10 @@ def run_node(program: str, build: Callable[[], Node], refusals: tuple[type[Excep
     broken = stop.wait_unless(node.unhealthy)
     if broken is not None:
         return _complain(program, f"{broken}; restart this node", 4)
+    event(log, "draining", grace_s=grace_s)
     drained = node.drain(grace_s)
     node.close()
+    event(log, "stopped", cut_off=not drained)
     return 0 if drained else 3
 
 

@@ -8,15 +8,15 @@ from typing import Any
 
 
 class _JsonLines(logging.Formatter):
-    def __init__(self, role: str) -> None:
+    def __init__(self, process: str) -> None:
         super().__init__()
-        self._role = role
+        self._process = process
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, Any] = {
             "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03d}Z",
             "level": record.levelname.lower(),
-            "role": self._role,
+            "process": self._process,
             "logger": record.name,
             "event": record.getMessage(),
             **getattr(record, "fields", {}),
@@ -26,10 +26,10 @@ class _JsonLines(logging.Formatter):
         return json.dumps(line, ensure_ascii=True, default=str)
 
 
-def setup_logging(role: str, level: int = logging.INFO) -> None:
-    """Call once, in a process's main. Replaces the root logger's handlers."""
+def setup_logging(process: str, level: int = logging.INFO) -> None:
+    """Call once, in a process's main; `process` names it in every line. Replaces the root logger's handlers."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_JsonLines(role))
+    handler.setFormatter(_JsonLines(process))
     logging.basicConfig(handlers=[handler], level=level, force=True)
 
 

@@ -4,6 +4,7 @@ import argparse
 import secrets
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,17 @@ def port_number(text: str) -> int:
     return number
 
 
+def _router_address(text: str) -> str:
+    where = urlsplit(text)
+    try:
+        complete = where.scheme == "tcp" and bool(where.hostname) and where.port is not None
+    except ValueError:
+        complete = False
+    if not complete:
+        raise argparse.ArgumentTypeError(f"{text!r} is no router address: write tcp://HOST:PORT")
+    return text
+
+
 def _positive(text: str) -> int:
     number = int(text)
     if number < 1:
@@ -49,7 +61,11 @@ def _seconds(text: str) -> float:
 def add_membership_options(parser: argparse.ArgumentParser, default_name: str) -> None:
     group = parser.add_argument_group("joining a cluster")
     group.add_argument(
-        "--router", required=True, metavar="ADDRESS", help="the router's address for nodes, e.g. tcp://127.0.0.1:5550"
+        "--router",
+        required=True,
+        type=_router_address,
+        metavar="ADDRESS",
+        help="the router's address for nodes, e.g. tcp://127.0.0.1:8001",
     )
     group.add_argument(
         "--cluster-key",

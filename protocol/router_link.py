@@ -12,6 +12,8 @@ from protocol.logs import event
 from protocol.messages import Abort, DecodeRequest, Message, Nack, NodeStatus, StatusAck, ToNode
 
 MISSED_ACKS = 3
+REMIND_EVERY = 5
+"""Ticks without any answer between two warnings."""
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +34,7 @@ class RouterLink:
         self._on_request = on_request
         self._on_lost = on_lost
         self._link: Link | None = None
+        self._address = ""
         self._router_instance: str | None = None
         self._missed = 0
         self._refusal: str | None = None
@@ -42,6 +45,7 @@ class RouterLink:
         return self._router_instance is not None and self._refusal is None
 
     def dial(self, address: str) -> None:
+        self._address = address
         self._link = self._control.dial(address, ToNode, self._receive)
         self.announce()
 
@@ -60,6 +64,9 @@ class RouterLink:
         self._missed += 1
         if self._missed > MISSED_ACKS and self._router_instance is not None:
             self._lose("no answer")
+        elif self._router_instance is None and self._missed % REMIND_EVERY == 0:
+            hint = "not running there, not reachable, or another cluster key"
+            event(log, "router does not answer", logging.WARNING, address=self._address, hint=hint)
 
     def _receive(self, link: Link, sender: bytes, message: Any) -> None:
         match message:

@@ -7,9 +7,11 @@ import json
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 REQUEST_TIMEOUT_S = 5.0
+CLOSE_CHECK_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +45,8 @@ class StatusServer:
         """Raises OSError if the address is taken."""
         self._server = ThreadingHTTPServer((self._host, self._port), _handler_for(self._pages))
         self._server.daemon_threads = True
-        self._thread = threading.Thread(target=self._server.serve_forever, name="status-http", daemon=True)
+        serve = partial(self._server.serve_forever, poll_interval=CLOSE_CHECK_S)
+        self._thread = threading.Thread(target=serve, name="status-http", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
