@@ -5,6 +5,7 @@ is back -> stop -> check that nothing is left. Any problem is printed and makes 
 """
 
 import argparse
+import signal
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -24,6 +25,8 @@ MAX_BATCH_TOKENS = 256
 PAGES_BACK_S = 15.0
 """Several heartbeats: the books are read from what the nodes report."""
 POLL_S = 0.2
+INTERRUPTED = 130
+"""Exit code, as a shell gives it for SIGINT. SIGTERM counts as the same."""
 
 
 def main(arguments: argparse.Namespace, run_dir: Path) -> int:
@@ -37,6 +40,7 @@ def main(arguments: argparse.Namespace, run_dir: Path) -> int:
         max_batch_tokens=MAX_BATCH_TOKENS,
     )
     spec.check()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     return run(spec, run_dir, DEMO_QUESTIONS, say)
 
 
@@ -47,7 +51,8 @@ def run(
     say: Callable[[str], None],
     programs: Programs = PROGRAMS,
 ) -> int:
-    """0 if every answer came, every page was returned and nothing was left behind; else 1, with the problems said."""
+    """0 if every answer came, every page was returned and nothing was left behind; else 1, with the problems said, or
+    INTERRUPTED after Ctrl-C."""
     shm_before = shm_entries()
     cluster = LocalCluster(spec, run_dir, say, programs)
     try:
@@ -60,6 +65,9 @@ def run(
         problems += leftovers(seen)
     except ClusterFailed as error:
         problems = [str(error)]
+    except KeyboardInterrupt:
+        say("\ninterrupted: stopping the cluster")
+        return INTERRUPTED
     finally:
         cluster.stop()
     return _verdict(problems, say)

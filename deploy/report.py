@@ -1,6 +1,7 @@
 """The demo's tables: where each request's time to first token went, and what moved between which nodes."""
 
 from collections.abc import Sequence
+from textwrap import shorten
 
 from deploy.asking import Answer, ServedLedger
 
@@ -62,6 +63,12 @@ def _moved_row(answer: Answer, ledger: ServedLedger) -> Row:
 def transcript(answer: Answer) -> str:
     """The last question (shortened) and what came back."""
     asked = " ".join(answer.question.messages[-1]["content"].split())
-    shown = asked if len(asked) <= 90 else f"{asked[:40]} [...] {asked[-45:]}"
+    shown = asked if len(asked) <= 90 else f"{shorten(asked, 45, placeholder='')} [...] {_last_words(asked, 45)}"
     said = f"FAILED: {answer.failure}" if answer.failure is not None else answer.text.strip().replace("\n", "\n   ")
-    return f"Q: {shown}\nA: {said}"
+    cut = f" [cut at {answer.question.max_tokens} tokens]" if answer.finish_reason == "length" else ""
+    return f"Q: {shown}\nA: {said}{cut}"
+
+
+def _last_words(text: str, width: int) -> str:
+    """Whole words from the end of the text, at most `width` characters."""
+    return text[-width - 1 :].partition(" ")[2]

@@ -24,16 +24,18 @@ USAGE = """
 Ask it something:
 
   curl -N {endpoint}/v1/chat/completions -H 'Content-Type: application/json' \\
-    -d '{{"model": "{model}", "stream": true, "messages": [{{"role": "user", "content": "Why is the sky blue?"}}]}}'
+    -d '{{"model": "{model}", "stream": true, "temperature": 0,
+         "messages": [{{"role": "user", "content": "Why is the sky blue?"}}]}}'
 
 or with the openai client:
 
   from openai import OpenAI
   client = OpenAI(base_url="{endpoint}/v1", api_key="unused")
   messages = [{{"role": "user", "content": "Why is the sky blue?"}}]
-  print(client.chat.completions.create(model="{model}", messages=messages).choices[0].message.content)
+  answer = client.chat.completions.create(model="{model}", messages=messages, temperature=0)
+  print(answer.choices[0].message.content)
 
-Members: {endpoint}/v1/cluster
+Nodes: {endpoint}/v1/cluster   logs: {logs}   stop: kvferry down
 """
 
 Say = Callable[[str], None]
@@ -58,7 +60,7 @@ def run_foreground(spec: ClusterSpec, run_dir: Path, say: Say, programs: Program
     try:
         _record(cluster, ready=False)
         cluster.start()
-        say(usage(cluster.endpoint))
+        say(usage(cluster.endpoint, run_dir))
         _record(cluster, ready=True)  # last: whoever reads it finds all of the above in the log
         return _watch(cluster, say)
     except ClusterFailed as error:
@@ -70,12 +72,13 @@ def run_foreground(spec: ClusterSpec, run_dir: Path, say: Say, programs: Program
     finally:
         cluster.stop()
         remove_state(run_dir)
+        say("stopped")
 
 
-def usage(endpoint: str) -> str:
+def usage(endpoint: str, run_dir: Path) -> str:
     """The exact lines that talk to a running cluster."""
     with ClusterApi(endpoint) as api:
-        return USAGE.format(endpoint=endpoint, model=api.model())
+        return USAGE.format(endpoint=endpoint, model=api.model(), logs=run_dir)
 
 
 def _record(cluster: LocalCluster, ready: bool) -> None:
@@ -104,9 +107,10 @@ def _watch(cluster: LocalCluster, say: Say) -> int:
 
 def run_background(launcher: list[str], run_dir: Path, say: Say) -> int:
     """Start `launcher` (a command that ends in `run_foreground`), relay what it says, and leave it once it is ready."""
-    if running(run_dir) is not None:
-        say("a cluster is running already; stop it with `kvferry down`")
+    if (other := running(run_dir)) is not None:
+        say(f"a cluster is running already: {other.endpoint or 'still starting'}; stop it with `kvferry down`")
         return 1
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     remove_state(run_dir)
     run_dir.mkdir(parents=True, exist_ok=True)
     log = run_dir / LOG
@@ -116,6 +120,7 @@ def run_background(launcher: list[str], run_dir: Path, say: Say) -> int:
     except KeyboardInterrupt:
         os.kill(pid, signal.SIGTERM)  # not reaped yet, so the pid is still its own
         os.waitpid(pid, 0)
+        say("stopped")
         return 1
 
 

@@ -63,3 +63,9 @@ def test_the_demo_asks_several_and_one_is_long() -> None:
     lengths = sorted(len(question.messages[-1]["content"]) for question in DEMO_QUESTIONS)
     assert len(lengths) >= 5
     assert lengths[-1] > 3000 > lengths[-2]
+
+
+def test_an_answer_that_reached_its_limit_says_so() -> None:
+    cut = answer()
+    cut.finish_reason = "length"
+    assert transcript(cut).endswith(f"[cut at {cut.question.max_tokens} tokens]")
