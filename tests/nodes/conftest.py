@@ -1,5 +1,6 @@
 """What the nodes' tests share: the tiny model, its oracle, and the fabrics to run over."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ from transformers import AutoModelForCausalLM
 
 from fabric.libfabric import open_engine
 from fabric.simulated import Faults, SimulatedEngine, SimulatedNetwork
+from protocol import channel, router_link
 from tests.nodes.pair import OpenFabric
 from tests.tiny_model import save_tiny_model
 
@@ -16,6 +18,15 @@ from tests.tiny_model import save_tiny_model
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.set_num_threads(1)
     return save_tiny_model(tmp_path_factory.mktemp("tiny-model"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def quick_heartbeats() -> Iterator[None]:
+    """Most waits here end with a NodeStatus: five times as many. The patience with a silent router stays the same."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(channel, "TICK_S", channel.TICK_S / 5)
+        patch.setattr(router_link, "MISSED_ACKS", router_link.MISSED_ACKS * 5)
+        yield
 
 
 class Oracle:

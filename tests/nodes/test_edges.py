@@ -4,6 +4,7 @@ Debug mode is on: a page sent before it is complete, or twice, differs from its 
 """
 
 import random
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -32,9 +33,15 @@ def test_sampled_lengths_for_every_chunk_and_page(
             assert end.ledger.attempts == 1
 
 
+@pytest.fixture(scope="module")
+def small(tiny_model: Path) -> Iterator[Cluster]:
+    """8 pages of 16 tokens on each side."""
+    with Cluster(tiny_model, open_named("net"), Shape(num_blocks=8)).start() as cluster:
+        yield cluster
+
+
 @pytest.mark.parametrize("pages", [1, 2, 3, 4])
 @pytest.mark.parametrize("extra", [0, 1])
-def test_exact_page_boundaries(tiny_model: Path, oracle: Oracle, pages: int, extra: int, seed: int) -> None:
+def test_exact_page_boundaries(small: Cluster, oracle: Oracle, pages: int, extra: int, seed: int) -> None:
     """P34: a prompt of k pages; with `extra`, the first sampled token opens the next page on the decode side."""
-    with Cluster(tiny_model, open_named("net"), Shape(num_blocks=8)).start() as cluster:
-        expect_oracle(cluster, oracle, [prompt_of(pages * 16 + extra, seed)])
+    expect_oracle(small, oracle, [prompt_of(pages * 16 + extra, seed)])
