@@ -1,15 +1,25 @@
-"""A tiny random Llama with a byte-level tokenizer, as a model folder: made, never fetched.
+"""Tiny random models, with a byte-level tokenizer or without, as model folders: made, never fetched.
 
-4 KV heads and `initializer_range` 0.1: at the usual 0.02 a zeroed page often leaves the greedy tokens unchanged, and a
-test of the KV cache would see nothing.
+4 KV heads and an `initializer_range` of at least 0.1: at the usual 0.02 a zeroed page often leaves the greedy tokens
+unchanged, and a test of the KV cache would see nothing.
 """
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    MistralConfig,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen3Config,
+)
 
+VOCAB = 101
+CONFIGS = {"llama": LlamaConfig, "mistral": MistralConfig, "qwen2": Qwen2Config, "qwen3": Qwen3Config}
 SPECIALS = ["<|pad|>", "<|end|>", "<|user|>", "<|assistant|>", "<|system|>"]
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}<|end|>{% endfor %}"
@@ -18,24 +28,47 @@ CHAT_TEMPLATE = (
 
 
 def save_tiny_model(folder: Path, layers: int = 3, seed: int = 0, context: int = 4096, kv_heads: int = 4) -> Path:
-    """Saves model and tokenizer into `folder` and returns it."""
+    """A Llama with the byte tokenizer: saves both into `folder` and returns it."""
     tokenizer = byte_tokenizer()
-    config = LlamaConfig(
+    save_weights(
+        folder,
+        seed=seed,
         vocab_size=len(tokenizer),
-        hidden_size=64,
         intermediate_size=128,
         num_hidden_layers=layers,
-        num_attention_heads=8,
         num_key_value_heads=kv_heads,
         max_position_embeddings=context,
         initializer_range=0.1,
         eos_token_id=tokenizer.convert_tokens_to_ids("<|end|>"),
         pad_token_id=0,
-        bos_token_id=None,
     )
-    torch.manual_seed(seed)
-    LlamaForCausalLM(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+    return folder
+
+
+def save_weights(folder: Path, family: str = "llama", seed: int = 7, **settings: Any) -> Path:
+    """A float32 model of VOCAB tokens without a tokenizer and without an end token."""
+    sizes: dict[str, Any] = {
+        "vocab_size": VOCAB,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 8,
+        "max_position_embeddings": 512,
+        "initializer_range": 0.2,
+        "tie_word_embeddings": False,
+        "bos_token_id": None,
+        "eos_token_id": None,
+        "pad_token_id": None,
+    }
+    if family == "mistral":
+        sizes["sliding_window"] = None
+    config = CONFIGS[family](**{**sizes, **settings})
+    torch.manual_seed(seed)
+    auto: Any = AutoModelForCausalLM
+    auto.from_config(config, dtype=torch.float32).save_pretrained(folder)
     return folder
 
 

@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.engine.tiny_models import save_tiny_model
+from tests.tiny_model import save_weights
 
 torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")
 def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny_model(tmp_path_factory.mktemp("models") / "tiny-llama")
+    return save_weights(tmp_path_factory.mktemp("models") / "tiny-llama")

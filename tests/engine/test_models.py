@@ -20,7 +20,8 @@ from engine.models.families import check_supported
 from engine.models.loading import load_model
 from engine.progress import ProgressWord
 from tests.engine.driving import model_engine, prefill_here, prefill_request
-from tests.engine.tiny_models import prompt_of, save_tiny_model
+from tests.engine.tiny_models import prompt_of
+from tests.tiny_model import save_weights
 
 
 def edit_config(directory: Path, **changes: Any) -> None:
@@ -49,7 +50,7 @@ def test_plain_full_attention_is_taken(config: Any) -> None:
 
 
 def test_a_refusal_comes_before_the_weights_are_read(tmp_path: Path) -> None:
-    directory = save_tiny_model(tmp_path / "m", "mistral")
+    directory = save_weights(tmp_path / "m", "mistral")
     edit_config(directory, sliding_window=64)
     (directory / "model.safetensors").write_bytes(b"not weights")
     with pytest.raises(UnsupportedModel, match="sliding"):
@@ -70,7 +71,7 @@ def test_an_incomplete_directory_is_refused_by_what_is_missing(tmp_path: Path) -
 
 
 def test_weights_that_lack_a_tensor_are_refused_rather_than_made_up(tmp_path: Path) -> None:
-    directory = save_tiny_model(tmp_path / "m")
+    directory = save_weights(tmp_path / "m")
     weights = load_file(directory / "model.safetensors")
     del weights["model.layers.1.mlp.up_proj.weight"]
     save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
@@ -79,7 +80,7 @@ def test_weights_that_lack_a_tensor_are_refused_rather_than_made_up(tmp_path: Pa
 
 
 def test_end_tokens_come_from_both_configurations(tmp_path: Path) -> None:
-    directory = save_tiny_model(tmp_path / "m")
+    directory = save_weights(tmp_path / "m")
     edit_config(directory, eos_token_id=3)
     (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": [5, 7]}))
     assert load_model(directory).eos_token_ids == {3, 5, 7}

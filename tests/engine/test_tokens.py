@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from tests.engine.driving import assert_at_rest, greedy_request, model_engine, run
-from tests.engine.tiny_models import greedy, prompt_of, save_tiny_model
+from tests.engine.tiny_models import greedy, prompt_of
+from tests.tiny_model import save_weights
 
 NEW = 6
 CHUNK = 24
@@ -38,7 +39,7 @@ def test_eight_at_once_with_prompts_and_decodes_mixed(tiny_llama: Path, page_siz
 
 @pytest.mark.parametrize("family", ["qwen2", "qwen3", "mistral"])
 def test_other_families(tmp_path: Path, family: str) -> None:
-    directory = save_tiny_model(tmp_path / family, family)
+    directory = save_weights(tmp_path / family, family)
     engine = model_engine(directory, page_size=4, max_batch_tokens=10)
     prompts = {"long": prompt_of(23), "short": prompt_of(5), "single": prompt_of(1)}
     for request_id, prompt in prompts.items():

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
 
 from fabric.libfabric import open_engine
 from fabric.simulated import Faults, SimulatedEngine, SimulatedNetwork
 from protocol import channel, router_link
 from tests.nodes.pair import OpenFabric
+from tests.oracle import Oracle
 from tests.tiny_model import save_tiny_model
 
 
@@ -27,26 +27,6 @@ def quick_heartbeats() -> Iterator[None]:
         patch.setattr(channel, "TICK_S", channel.TICK_S / 5)
         patch.setattr(router_link, "MISSED_ACKS", router_link.MISSED_ACKS * 5)
         yield
-
-
-class Oracle:
-    """Greedy tokens from transformers' own `generate`, one prompt at a time, float32, no paging of ours."""
-
-    def __init__(self, folder: Path) -> None:
-        self._model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-        self._known: dict[tuple[int, ...], list[int]] = {}
-
-    def greedy(self, prompt: list[int], max_new_tokens: int) -> list[int]:
-        """Generated tokens, the end token included if one was reached."""
-        key = (max_new_tokens, *prompt)
-        if key not in self._known:
-            ids = torch.tensor([prompt])
-            with torch.inference_mode():
-                out = self._model.generate(
-                    ids, attention_mask=torch.ones_like(ids), max_new_tokens=max_new_tokens, do_sample=False
-                )
-            self._known[key] = out[0, len(prompt) :].tolist()
-        return self._known[key]
 
 
 @pytest.fixture(scope="session")

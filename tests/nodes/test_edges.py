@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.nodes.conftest import Oracle, open_named
+from tests.nodes.conftest import open_named
 from tests.nodes.pair import Cluster, Shape
 from tests.nodes.test_tokens import expect_oracle, prompt_of
+from tests.oracle import Oracle
 
 PER_COMBINATION = 38
 """8 combinations of chunk and page: 304 cases."""

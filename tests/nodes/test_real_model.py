@@ -8,8 +8,9 @@ from transformers import AutoTokenizer
 
 from protocol.messages import FinishReason, RequestEnded
 from protocol.sampling import SamplingParams
-from tests.nodes.conftest import Oracle, open_named
+from tests.nodes.conftest import open_named
 from tests.nodes.pair import Cluster, Shape
+from tests.oracle import Oracle
 
 NEW_TOKENS = 6
 PAGE, CHUNK = 64, 128

@@ -12,9 +12,10 @@ import pytest
 from fabric.api import TransferEngine
 from protocol.messages import FinishReason, RequestEnded
 from protocol.sampling import SamplingParams
-from tests.nodes.conftest import Oracle, open_named
+from tests.nodes.conftest import open_named
 from tests.nodes.corrupting import CorruptingEngine
 from tests.nodes.pair import Cluster, OpenFabric, Shape
+from tests.oracle import Oracle
 
 NEW_TOKENS = 6
 END = 1

@@ -18,9 +18,10 @@ from kv_messenger import peers, receiver_transfer, sessions
 from protocol.gates import GateClient
 from protocol.messages import FailureCode, FinishReason, NodeStatus, PrefillAddress, Role
 from protocol.sampling import SamplingParams
-from tests.nodes.conftest import Oracle, open_named
+from tests.nodes.conftest import open_named
 from tests.nodes.pair import Cluster, OpenFabric, Shape, blocks_of, messenger_paused
 from tests.nodes.test_tokens import expect_oracle, prompt_of
+from tests.oracle import Oracle
 from tests.tiny_model import save_tiny_model
 
 DEADLINE_S = 30.0
