@@ -20,7 +20,7 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny_model(tmp_path_factory.mktemp("tiny-model"))
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="package", autouse=True)
 def quick_heartbeats() -> Iterator[None]:
     """Most waits here end with a NodeStatus: five times as many. The patience with a silent router stays the same."""
     with pytest.MonkeyPatch.context() as patch:
