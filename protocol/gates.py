@@ -13,6 +13,7 @@ import os
 import socket
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 
 MAX_HOLD_S = 120.0
 """A thread waits at a held gate at most so long: a dead test must not hang a process."""
@@ -120,7 +121,9 @@ class GateClient:
         return self._ask({"await": name, "timeout": timeout})
 
     def close(self) -> None:
-        self._lines.close()
+        """Also after the process has gone, with a command still unsent."""
+        with suppress(ConnectionError):
+            self._lines.close()
         self._socket.close()
 
     def _ask(self, command: dict[str, str | float]) -> bool:

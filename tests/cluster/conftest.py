@@ -1,4 +1,4 @@
-"""One cluster of one prefill and two decode nodes for the whole directory, healed before each test."""
+"""One cluster of one prefill and two decode nodes for the whole directory, healed before each test that may harm it."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -40,11 +40,19 @@ def standing(endless_model: Path, tmp_path_factory: pytest.TempPathFactory) -> I
 
 @pytest.fixture
 def cluster(standing: ProcessCluster) -> ProcessCluster:
+    """Healed for each test."""
+    standing.heal()
+    return standing
+
+
+@pytest.fixture(scope="module")
+def unharmed(standing: ProcessCluster) -> ProcessCluster:
+    """For modules whose tests take nothing away: healed once."""
     standing.heal()
     return standing
 
 
 @pytest.fixture
-def client(cluster: ProcessCluster) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{cluster.url}/v1", api_key="unused", timeout=60, max_retries=0) as client:
+def client(unharmed: ProcessCluster) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{unharmed.url}/v1", api_key="unused", timeout=60, max_retries=0) as client:
         yield client

@@ -9,11 +9,10 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Event
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -24,25 +23,16 @@ from deploy.process import spawn
 from protocol.curve import write_cluster_key
 from protocol.gates import GateClient
 from tests.cluster.exchange import Exchange
+from tests.cluster.held_gate import HeldGate
 from tests.cluster.node_process import NodeProcess, Role, events_in
+from tests.cluster.waiting import DEADLINE_S, eventually
 
 MODEL = "tiny"
 PAGE = 16
 BLOCKS = 128
 LEDGER = {"X-Kvferry-Ledger": "1"}
-DEADLINE_S = 40.0
-"""For what a healthy cluster does soon, on a machine with much else to do."""
-_POLL_S = 0.05
 _AT_REST = ("transfers", "requests", "prompts_running", "prompts_waiting", "lingering_landings", "pages_quarantined")
 _FABRIC_AT_REST = ("outstanding", "armed", "expectations")
-
-
-def eventually(holds: Callable[[], bool], what: str, seconds: float = DEADLINE_S) -> None:
-    """For state that only another process can show: asked again until it holds. The one place that polls."""
-    deadline = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < deadline, f"not within {seconds} s: {what}"
-        Event().wait(_POLL_S)
 
 
 @dataclass
@@ -64,32 +54,6 @@ class Node:
         """None until it has started."""
         started = [line["instance"] for line in self.process.events() if line["event"].endswith("node started")]
         return str(started[0]) if started else None
-
-
-class HeldGate:
-    """One gate, held in some processes."""
-
-    def __init__(self, gate: str, clients: Mapping[str, GateClient]) -> None:
-        self._gate = gate
-        self._clients = clients
-
-    def reached(self, name: str) -> None:
-        """Wait until a request stands there."""
-        assert self._clients[name].reached(self._gate, DEADLINE_S), f"nothing reached {self._gate} in {name}"
-
-    def reached_first(self) -> str:
-        """Wait until a request stands there in any of the processes."""
-        there: list[str] = []
-
-        def look() -> bool:
-            there.extend(name for name, client in self._clients.items() if client.reached(self._gate, 0.0))
-            return bool(there)
-
-        eventually(look, f"a request stands at {self._gate}")
-        return there[0]
-
-    def release(self, name: str) -> None:
-        self._clients[name].release(self._gate)
 
 
 class ProcessCluster:
@@ -280,8 +244,8 @@ class ProcessCluster:
         return Exchange(urlsplit(self.url).netloc, path, body, headers)
 
     @contextmanager
-    def held(self, gate: str, *names: str) -> Iterator["HeldGate"]:
-        """Hold a gate in these nodes, or in "router"; released in the end wherever the process still lives."""
+    def held(self, gate: str, *names: str) -> Iterator[HeldGate]:
+        """Hold a gate in these nodes, or in "router"; released in the end."""
         paths = {name: self._router_gates if name == "router" else self.nodes[name].gates_path for name in names}
         with ExitStack() as stack:
             clients = {name: stack.enter_context(closing(GateClient(path))) for name, path in paths.items()}
@@ -291,8 +255,7 @@ class ProcessCluster:
             try:
                 yield held
             finally:
-                for name in self.pids().keys() & names:
-                    held.release(name)
+                held.release_rest()
 
     def _member(self, name: str) -> dict[str, Any]:
         (member,) = [member for member in self.members() if member["instance"] == self.nodes[name].instance]

@@ -1,7 +1,8 @@
 """That both decode nodes serve, whatever happened before."""
 
-from tests.cluster.harness import ProcessCluster, eventually
+from tests.cluster.harness import ProcessCluster
 from tests.cluster.oracle import Oracle
+from tests.cluster.waiting import eventually
 
 BOTH = ("decode-0", "decode-1")
 TOKENS = 12

@@ -9,8 +9,9 @@ from pathlib import Path
 from threading import Event
 
 from tests.cluster.exchange import text_of
-from tests.cluster.harness import ProcessCluster, eventually
+from tests.cluster.harness import ProcessCluster
 from tests.cluster.oracle import Oracle
+from tests.cluster.waiting import eventually
 
 REQUESTS = 100
 AT_ONCE = 8

@@ -2,8 +2,9 @@
 
 import pytest
 
-from tests.cluster.harness import ProcessCluster, eventually
+from tests.cluster.harness import ProcessCluster
 from tests.cluster.oracle import Oracle
+from tests.cluster.waiting import eventually
 
 PROMPT = "the prompt of a client that does not wait for the answer; " * 2
 HALF_A_POOL = "x" * 1200

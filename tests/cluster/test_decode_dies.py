@@ -3,9 +3,10 @@
 import json
 
 from tests.cluster.exchange import DONE, key_of, text_of
-from tests.cluster.harness import ProcessCluster, eventually
+from tests.cluster.harness import ProcessCluster
 from tests.cluster.oracle import Oracle
 from tests.cluster.serving import BOTH, expect_both_serve
+from tests.cluster.waiting import eventually
 
 PROMPT = "the prompt of a request whose decode node dies"
 RESOLVE_S = 8.0

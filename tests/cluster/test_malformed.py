@@ -39,18 +39,18 @@ CASES: dict[str, tuple[str, Any, int, str | None, str | None]] = {
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 @pytest.mark.parametrize("case", CASES)
 def test_malformed_input_gets_its_error_and_the_next_request_succeeds(
-    standing: ProcessCluster, oracle: Oracle, case: str, stream: bool
+    unharmed: ProcessCluster, oracle: Oracle, case: str, stream: bool
 ) -> None:
     path, body, status, param, code = CASES[case]
     if isinstance(body, dict):
         body = {**body, "stream": stream}
-    pids = standing.pids()
+    pids = unharmed.pids()
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
-    with standing.send(path, content, {}) as refused:
+    with unharmed.send(path, content, {}) as refused:
         assert refused.status == status
         error = refused.json()["error"]
     assert (error["type"], error["param"], error["code"]) == ("invalid_request_error", param, code)
-    with standing.send(CHAT, json.dumps(VALID).encode(), {}) as asked:
+    with unharmed.send(CHAT, json.dumps(VALID).encode(), {}) as asked:
         answer = asked.json()["choices"][0]["message"]["content"]
     assert answer == oracle.chat([USER], 4).text
-    assert standing.pids() == pids
+    assert unharmed.pids() == pids

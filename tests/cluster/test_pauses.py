@@ -4,9 +4,10 @@ import json
 from threading import Event
 
 from tests.cluster.exchange import DONE, key_of, text_of
-from tests.cluster.harness import ProcessCluster, eventually
+from tests.cluster.harness import ProcessCluster
 from tests.cluster.oracle import Oracle
 from tests.cluster.serving import expect_both_serve
+from tests.cluster.waiting import eventually
 
 PROMPT = "the prompt of a request one of whose processes stands still; " * 3
 GATE = "xfer:layer=1"

@@ -1,7 +1,8 @@
 """A prefill node is killed between two layers of a transfer."""
 
-from tests.cluster.harness import ProcessCluster, eventually
+from tests.cluster.harness import ProcessCluster
 from tests.cluster.oracle import Oracle
+from tests.cluster.waiting import eventually
 
 PROMPT = "the prompt whose KV is on its way when the prefill node dies; " * 3
 TOKENS = 8

@@ -4,8 +4,9 @@ import httpx
 import pytest
 
 from tests.cluster.exchange import DONE
-from tests.cluster.harness import ProcessCluster, eventually
+from tests.cluster.harness import ProcessCluster
 from tests.cluster.oracle import Oracle
+from tests.cluster.waiting import eventually
 
 PROMPT = "the prompt of a request whose router dies; " * 3
 GATE = "xfer:layer=1"

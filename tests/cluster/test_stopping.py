@@ -12,8 +12,9 @@ import pytest
 
 from deploy.state import ClusterState, read_state
 from tests.cluster.exchange import DONE, Exchange, key_of, text_of
-from tests.cluster.harness import MODEL, ProcessCluster, eventually
+from tests.cluster.harness import MODEL, ProcessCluster
 from tests.cluster.oracle import Oracle
+from tests.cluster.waiting import eventually
 
 ROOT = Path(__file__).resolve().parents[2]
 PROMPT = "the prompt of a request whose node is told to stop; " * 2

@@ -13,8 +13,9 @@ from zmq.utils.monitor import parse_monitor_message
 from protocol.codec import encode
 from protocol.curve import new_cluster_key, read_cluster_key
 from protocol.messages import Ping
-from tests.cluster.harness import ProcessCluster, eventually
+from tests.cluster.harness import ProcessCluster
 from tests.cluster.oracle import Oracle
+from tests.cluster.waiting import eventually
 
 PROMPT = "a prompt after whatever that was"
 DEADLINE_MS = 30_000

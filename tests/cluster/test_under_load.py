@@ -8,8 +8,9 @@ from threading import Semaphore
 import pytest
 
 from tests.cluster.exchange import DONE, text_of
-from tests.cluster.harness import DEADLINE_S, ProcessCluster
+from tests.cluster.harness import ProcessCluster
 from tests.cluster.oracle import Oracle
+from tests.cluster.waiting import DEADLINE_S
 
 CLIENTS = 8
 ROUNDS = 5

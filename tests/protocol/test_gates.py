@@ -1,8 +1,11 @@
 """Pause points: held, reached and released over the unix socket; open and free without the switch."""
 
 import asyncio
+import socket
 import threading
 from pathlib import Path
+
+import pytest
 
 from protocol.gates import GateClient, Gates
 
@@ -80,3 +83,15 @@ def test_without_the_switch_every_gate_is_open() -> None:
     assert not gates.held("anything")
     gates.wait("anything")
     gates.close()
+
+
+def test_a_client_closes_although_the_process_has_gone(tmp_path: Path) -> None:
+    path = str(tmp_path / "gates")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(path)
+        listener.listen()
+        client = GateClient(path)
+        listener.accept()[0].close()
+    with pytest.raises(ConnectionError):
+        client.release("queued")
+    client.close()
