@@ -10,6 +10,7 @@ from deploy import doctor, up
 from deploy.cluster_spec import SpecError
 from deploy.console import say
 from deploy.options import add_cluster_options, add_node_options, cluster_spec_from
+from deploy.state import StateError
 from protocol.curve import write_cluster_key
 
 RUN_DIR = Path(".kvferry/run")
@@ -37,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         code: int = parsed.run(parsed)
         return code
-    except SpecError as error:
+    except (SpecError, StateError) as error:
         sys.stderr.write(f"kvferry {parsed.command}: {error}\n")
         return 2
 

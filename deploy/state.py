@@ -12,6 +12,10 @@ from deploy.process import ProcessId
 FILE = "cluster.json"
 
 
+class StateError(ValueError):
+    """The record of the running cluster cannot be read; the message names the file."""
+
+
 @dataclass(frozen=True, slots=True)
 class ClusterState:
     """`launcher` supervises `members` (name -> process). `endpoint` is "" until every node is ready."""
@@ -36,11 +40,13 @@ def write_state(run_dir: Path, state: ClusterState) -> None:
 
 
 def read_state(run_dir: Path) -> ClusterState | None:
-    """None where no cluster is recorded. Raises msgspec.DecodeError on a file that is not ours."""
+    """None where no cluster is recorded. Raises StateError on a file that is not ours."""
     try:
         return msgspec.json.decode((run_dir / FILE).read_bytes(), type=ClusterState)
     except FileNotFoundError:
         return None
+    except (msgspec.DecodeError, OSError) as error:
+        raise StateError(f"{run_dir / FILE} does not record a cluster ({error}): remove it") from error
 
 
 def remove_state(run_dir: Path) -> None:

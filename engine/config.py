@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 
 MIN_PAGE_SIZE = 4
+MAX_COUNT = (1 << 31) - 1
+"""Block ids and counts travel in 31 bits."""
 SCHEDULERS = ("fifo",)
 
 
@@ -35,6 +37,8 @@ class ContinuousBatchingConfig:
         for name in ("num_blocks", "max_batch_tokens", "max_requests_per_batch", "max_overtakes"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} {getattr(self, name)}: must be at least 1")
+            if getattr(self, name) > MAX_COUNT:
+                raise ValueError(f"{name} {getattr(self, name)}: must be at most {MAX_COUNT}")
         if not 0.0 <= self.safety_margin <= 1.0:
             raise ValueError(f"safety_margin {self.safety_margin}: must be within 0 and 1")
         if self.scheduler_type not in SCHEDULERS:

@@ -2,6 +2,7 @@
 
     waiting -> sent -> Tokens ... -> Ended                        the node's last word
                     -> failure -> Restarted, sent elsewhere       once, while nothing was shown
+                               -> Restarted, waiting              if all other nodes are full
                                -> RequestFailed
 Leaving the `async with` before the end aborts the request on its node.
 """
@@ -56,6 +57,8 @@ class Run:
         self._idle_s = idle_s
         self._tried: set[str] = set()
         self._turn: Turn | None = None
+        self._lost: Failure | None = None
+        """What ended the first attempt, while a second one waits in line."""
         self._ended = False
 
     async def __aenter__(self) -> Self:
@@ -78,7 +81,7 @@ class Run:
         if self._attempt is None:
             if not await self._has_turn():
                 return Idle()
-            self._start()
+            self._start_on_turn()
         said = await self._next()
         if said is None:
             return Idle()
@@ -138,6 +141,15 @@ class Run:
         self._attempt = self._dispatcher.start(self.request, self._tried)
         self._tried.add(self._attempt.decode.instance)
 
+    def _start_on_turn(self) -> None:
+        """Raises RequestFailed: with what ended the first attempt, where that was the only node that could serve."""
+        try:
+            self._start()
+        except RequestFailed:
+            if self._lost is None:
+                raise
+            raise RequestFailed(self._lost) from None
+
     async def _next(self) -> TokenDelta | RequestEnded | Failure | None:
         """None if nothing came in the idle time."""
         assert self._attempt is not None
@@ -160,14 +172,25 @@ class Run:
             self._dispatcher.prompt_done(self._attempt)
 
     def _start_again(self, failure: Failure) -> None:
+        """Elsewhere at once, or back in line where every other node is full. Raises RequestFailed."""
         if self.tokens_shown or failure.code not in RETRYABLE or len(self._tried) >= MAX_ATTEMPTS:
             raise RequestFailed(failure)
         try:
             self._start()
         except RequestFailed:
-            raise RequestFailed(failure) from None
+            self._line_up_again(failure)
         self._dispatcher.metrics.retries.inc()
         event(log, "request retried", logging.WARNING, request=self.request.key, after=failure.message)
+
+    def _line_up_again(self, failure: Failure) -> None:
+        """Give the turn to others and wait for another. Raises RequestFailed where none would come."""
+        assert self._turn is not None
+        turn, self._turn, self._lost = self._turn, None, failure
+        self._dispatcher.queue.leave(turn)
+        try:
+            self._turn = self._dispatcher.queue.join()
+        except RequestFailed:
+            raise RequestFailed(failure) from None
 
     def _leave_attempt(self) -> None:
         if self._attempt is not None:

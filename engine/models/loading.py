@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
+from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
@@ -68,10 +69,17 @@ def load_model(directory: Path, dtype: DType = "float32", head: bool = True) -> 
 def _read_weights(directory: Path, dtype: torch.dtype, head: bool) -> torch.nn.Module:
     """transformers fills what is missing with random numbers and reports it; here that is an error."""
     loader: Any = AutoModelForCausalLM if head else AutoModel
-    with _quiet_loading():
-        model, info = loader.from_pretrained(
-            directory, dtype=dtype, attn_implementation=ATTENTION_NAME, local_files_only=True, output_loading_info=True
-        )
+    try:
+        with _quiet_loading():
+            model, info = loader.from_pretrained(
+                directory,
+                dtype=dtype,
+                attn_implementation=ATTENTION_NAME,
+                local_files_only=True,
+                output_loading_info=True,
+            )
+    except SafetensorError as error:
+        raise IncompleteModel(f"{directory}: its weights cannot be read: {error}") from error
     wrong = sorted(info["missing_keys"]) + sorted(str(key) for key in info["mismatched_keys"])
     if wrong:
         raise IncompleteModel(f"{directory}: its weights lack, or have in another shape, {', '.join(wrong[:5])}")

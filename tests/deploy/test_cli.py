@@ -50,3 +50,14 @@ def test_a_new_key_is_usable_and_never_replaces_one(tmp_path: Path, capsys: pyte
     assert main(["key", str(file)]) == 1
     assert "never replaced" in capsys.readouterr().err
     assert read_cluster_key(file) == key
+
+
+def test_an_unreadable_record_is_named_and_no_traceback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    record = tmp_path / ".kvferry" / "run" / "cluster.json"
+    record.parent.mkdir(parents=True)
+    record.write_text("{bad")
+    assert main(["down"]) == 2
+    assert str(record.relative_to(tmp_path)) in capsys.readouterr().err

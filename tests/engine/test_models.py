@@ -138,3 +138,11 @@ def test_prefill_writes_the_same_bytes_however_it_is_chunked(tiny_llama: Path) -
         table = prefill_here(engine, {"P": prompt_of(25)})["P"]
         pages.append(engine.pool.pages[table].clone())
     torch.testing.assert_close(pages[0], pages[1], rtol=1e-4, atol=1e-5)
+
+
+def test_weights_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
+    directory = save_weights(tmp_path / "m")
+    weights = directory / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    with pytest.raises(IncompleteModel, match="cannot be read"):
+        load_model(directory)

@@ -70,6 +70,21 @@ def test_a_new_node_serves_those_in_line(model_folder: Path, key: ClusterKey, po
         assert [one.result(10).status_code for one in asked] == [200, 200]
 
 
+def test_a_request_whose_node_died_waits_in_line_where_the_others_are_full(
+    model_folder: Path, key: ClusterKey, pool: ThreadPoolExecutor
+) -> None:
+    with RunningRouter(model_folder, key, requests_per_node=1) as router:
+        dying, busy = router.node(stall), router.node(stall)
+        asked = [pool.submit(router.http.post, "/v1/completions", json=BODY) for _ in range(2)]
+        assert dying.was_asked() and busy.was_asked()
+        dying.close()
+        assert router.eventually(lambda: router.metric(WAITING) == 1)
+        let_go(router, busy)
+        assert busy.was_asked(2)
+        let_go(router, busy, 1)
+        assert [one.result(10).status_code for one in asked] == [200, 200]
+
+
 def test_when_the_last_node_goes_those_in_line_are_told(
     model_folder: Path, key: ClusterKey, pool: ThreadPoolExecutor
 ) -> None:
