@@ -20,13 +20,15 @@ from deploy.attended import PR_SET_PDEATHSIG
 Role = Literal["prefill", "decode"]
 _PROGRAMS = {"prefill": "prefill_node.__main__", "decode": "decode_node.__main__"}
 _END_S = 60.0
+_DESCRIPTORS = 4096
 
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload([*_PROGRAMS.values(), __name__])
 
 
 class NodeProcess:
-    """Runs from construction on; dies with the process that made it. `log`: where both outputs go."""
+    """Runs from construction on. The fork server ends with the process that started it, and this one with the fork
+    server, by the kernel. `log`: where both outputs go."""
 
     def __init__(self, role: Role, arguments: list[str], log: Path) -> None:
         self.log = log
@@ -67,6 +69,7 @@ def events_in(log: Path) -> list[dict[str, Any]]:
 
 def _become(role: Role, arguments: list[str], log: str) -> None:
     os.setsid()
+    os.closerange(3, _DESCRIPTORS)  # one of them keeps the fork server alive, and through it this process
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     os.dup2(output, sys.stdout.fileno())
