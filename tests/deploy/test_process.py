@@ -28,9 +28,10 @@ def start(tmp_path: Path, program: str, name: str = "program") -> Child:
 def printed(child: Child, prefix: str) -> str:
     """Wait until it has printed a line that begins with `prefix`; the rest of that line."""
     deadline = time.monotonic() + DEADLINE_S
+    ended = False
     while (value := child.value_after(prefix)) is None:
-        assert time.monotonic() < deadline, child.last_lines()
-        assert not child.id.wait(POLL_S), child.last_lines()
+        assert not ended and time.monotonic() < deadline, child.last_lines()
+        ended = child.id.wait(POLL_S)  # it may have printed just before: look once more
     return value
 
 
