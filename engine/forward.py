@@ -52,9 +52,9 @@ class ForwardPass:
             request.computed = item.end
             key = None
             if request.remaining == 0 and not request.prefill_only:
-                key = SampleKey(request.sampling, request.seed, item.end)
+                key = SampleKey(request.sampling, request.seed, item.end, request.tokens, len(request.prompt))
             tokens = request.tokens[item.start : item.end]
-            rows.append(BatchRow(request.id, item.start, tokens, self._allocator.blocks(request.owner), key))
+            rows.append(BatchRow(request.id, item.start, tokens, [self._allocator.blocks(request.owner)], key))
         return ForwardBatch(rows)
 
     def _chunks(self, scheduled: Sequence[ScheduledRequest]) -> list[PrefillChunk]:

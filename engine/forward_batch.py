@@ -2,29 +2,38 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from protocol.sampling import SamplingParams
 
+PLACEHOLDER = -1
+"""Stands for a token that the forward before this one is still computing."""
 
-@dataclass(frozen=True)
-class SampleKey:
+
+class SampleKey(NamedTuple):
     """How the next token of a request is chosen: depends on nothing but the request itself, so neither batching nor a
-    restart changes it. `position`: of the new token, in the request's whole sequence."""
+    restart changes it. `position`: of the new token, in the request's whole sequence. `history`: its known tokens, in
+    order, prompt first; `prompt_length` of them are the prompt. A live list: copy what must outlive the call."""
 
     params: SamplingParams
     seed: int
     position: int
+    history: Sequence[int] = ()
+    prompt_length: int = 0
 
 
-@dataclass(frozen=True)
-class BatchRow:
-    """`tokens` of one request at positions `start`... `blocks`: its block table. `sample` None: no token is wanted."""
+class BatchRow(NamedTuple):
+    """`tokens` of one request at positions `start`... `tables`: its block table for each group of the cache geometry,
+    in the geometry's order; a sliding group's is a ring (position p lives in slot p mod window). `sample` None: no
+    token is wanted. `carry`: where the row's one token is a PLACEHOLDER, which of the previous forward's samples it
+    is."""
 
     request_id: str
     start: int
     tokens: Sequence[int]
-    blocks: Sequence[int]
-    sample: SampleKey | None
+    tables: Sequence[Sequence[int]]
+    sample: SampleKey | None = None
+    carry: int = -1
 
     @property
     def end(self) -> int:
@@ -44,3 +53,8 @@ class ForwardBatch:
     @property
     def samples(self) -> list[SampleKey]:
         return [row.sample for row in self.rows if row.sample]
+
+    @property
+    def decode_only(self) -> bool:
+        """One token a row, each with a past."""
+        return all(len(row.tokens) == 1 and row.start for row in self.rows)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
+from engine.attention.base import AttentionScores
 from engine.forward_batch import BatchRow, ForwardBatch
 from engine.kv_cache import PagedKVCache
 
@@ -40,7 +41,7 @@ class TorchPagedAttention:
 
     def plan(self, batch: ForwardBatch) -> TorchPlan:
         size = self._cache.page_size
-        blocks = [row.blocks[p // size] for row in batch.rows for p in range(row.start, row.end)]
+        blocks = [row.tables[0][p // size] for row in batch.rows for p in range(row.start, row.end)]
         slots = [p % size for row in batch.rows for p in range(row.start, row.end)]
         rows, begin = [], 0
         for row in batch.rows:
@@ -49,10 +50,16 @@ class TorchPagedAttention:
         return TorchPlan(torch.tensor(blocks), torch.tensor(slots), rows)
 
     def attend(
-        self, layer: int, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, plan: TorchPlan, scaling: float
+        self,
+        layer: int,
+        query: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        plan: TorchPlan,
+        scores: AttentionScores,
     ) -> torch.Tensor:
         self._cache.write(layer, keys, values, plan.blocks, plan.slots)
-        outputs = [self._attend_row(layer, query, keys, values, row, scaling) for row in plan.rows]
+        outputs = [self._attend_row(layer, query, keys, values, row, scores.scaling) for row in plan.rows]
         return (outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)).transpose(0, 1)
 
     def _plan_row(self, row: BatchRow, begin: int) -> RowPlan:
@@ -62,7 +69,7 @@ class TorchPagedAttention:
         if row.start and count > 1:
             future = torch.ones(count, length, dtype=torch.bool).triu(row.start + 1)
             mask = torch.zeros(count, length, dtype=self._dtype).masked_fill_(future, float("-inf"))
-        table = torch.tensor(row.blocks[:pages])
+        table = torch.tensor(row.tables[0][:pages])
         return RowPlan(slice(begin, begin + count), table, length, row.start == 0, mask)
 
     def _attend_row(

@@ -6,7 +6,7 @@ from typing import Any, cast
 import torch
 from transformers import AttentionInterface
 
-from engine.attention.base import AttentionBackend
+from engine.attention.base import AttentionBackend, AttentionScores
 from engine.progress import ProgressWord
 
 ATTENTION_NAME = "kvferry_paged"
@@ -64,7 +64,10 @@ def _paged_attention(
     *,
     scaling: float,
     paged: PagedForward,
+    softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
-    output = paged.backend.attend(module.layer_idx, query[0], key[0], value[0], paged.plan, scaling)
+    scores = AttentionScores(scaling, softcap, s_aux)
+    output = paged.backend.attend(module.layer_idx, query[0], key[0], value[0], paged.plan, scores)
     return output[None], None

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 
+from engine.attention.base import AttentionScores
 from engine.attention.torch_paged import TorchPagedAttention
 from engine.cache_pool import CachePool
 from engine.forward_batch import BatchRow, ForwardBatch
@@ -46,12 +47,12 @@ class Sequences:
 def run_batch(
     backend: TorchPagedAttention, sequences: Sequences, layer: int, cuts: Sequence[tuple[int, int, list[int]]]
 ) -> torch.Tensor:
-    rows = [BatchRow(str(i), start, range(start, end), table, None) for i, (start, end, table) in enumerate(cuts)]
+    rows = [BatchRow(str(i), start, range(start, end), [table], None) for i, (start, end, table) in enumerate(cuts)]
     query, keys, values = (
         torch.cat([tensors[i][:, start:end] for i, (start, end, _) in enumerate(cuts)], dim=1)
         for tensors in (sequences.queries, sequences.keys, sequences.values)
     )
-    return backend.attend(layer, query, keys, values, backend.plan(ForwardBatch(rows)), SCALING)
+    return backend.attend(layer, query, keys, values, backend.plan(ForwardBatch(rows)), AttentionScores(SCALING))
 
 
 @pytest.mark.parametrize("page_size", [4, 16])

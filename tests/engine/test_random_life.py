@@ -34,10 +34,10 @@ class RandomWork:
     def look(self, batch: ForwardBatch) -> None:
         assert 0 < batch.num_tokens <= self.h.config.max_batch_tokens
         assert len(batch.rows) <= self.h.config.request_cap
-        tables = [block for row in batch.rows for block in row.blocks]
+        tables = [block for row in batch.rows for block in row.tables[0]]
         assert len(tables) == len(set(tables)), "a block in two tables"
         for row in batch.rows:
-            assert len(row.blocks) * 4 >= row.end
+            assert len(row.tables[0]) * 4 >= row.end
             assert row.request_id not in self.remote
         if self.random.random() < 0.02:
             raise RuntimeError("a forward that fails now and then")
