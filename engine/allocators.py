@@ -57,7 +57,7 @@ class FullAttentionCacheAllocator:
         return sum(len(h.blocks) for h in list(self._holdings.values()) if h.state is BlockState.QUARANTINED)
 
     def blocks_for(self, tokens: int) -> int:
-        return self._pool.layout.pages_for(tokens)
+        return -(-tokens // self._pool.geometry.page_size)
 
     def blocks(self, owner: Owner) -> Sequence[int]:
         """The owner's table, or nothing."""
@@ -80,13 +80,17 @@ class FullAttentionCacheAllocator:
         if holding is None:
             holding = self._holdings[owner] = Holding(owner, BlockState.HELD, [], self._clock())
         assert holding.state is BlockState.HELD, f"{owner} is in quarantine"
-        holding.blocks.extend(self._pool.take(missing))
+        blocks = [self._pool.take() for _ in range(missing)]
+        self._pool.check_poison(0, blocks)
+        holding.blocks.extend(blocks)
 
     def release(self, owner: Owner) -> None:
         """Free all that the owner holds, in whatever state. Unknown owners are ignored."""
         holding = self._holdings.pop(owner, None)
         if holding:
-            self._pool.give_back(holding.blocks)
+            self._pool.poison(0, holding.blocks)
+            for block in reversed(holding.blocks):
+                self._pool.give_back(block)
 
     def quarantine(self, owner: Owner) -> None:
         """Out of use, but not free: until `release`, which must follow proof that no peer can write there."""
@@ -114,4 +118,4 @@ class FullAttentionCacheAllocator:
     def check(self) -> None:
         """Each block is exactly one of free, held and quarantined."""
         counted = [record.block for record in self.ledger()]
-        assert counted == list(range(self.total)), f"blocks are not each in one place: {counted}"
+        assert counted == list(range(2, 2 + self.total)), f"blocks are not each in one place: {counted}"

@@ -28,7 +28,7 @@ def build_engine(options: EngineOptions, head: bool) -> Engine:
 
 def assemble(loaded: LoadedModel, config: ContinuousBatchingConfig) -> Engine:
     """An engine of its own pool around a loaded model. A model serves one engine only: its layers move one word."""
-    pool = CachePool(loaded.layout(config.page_size), config.num_blocks, config.debug_pages)
+    pool = CachePool(loaded.geometry(config.page_size), config.num_blocks, config.debug_pages)
     progress = ProgressWord()
     backend = TorchPagedAttention(PagedKVCache(pool), DTYPES[loaded.dtype])
     runner = ModelRunner(BoundModel(loaded.model, backend, progress), backend)

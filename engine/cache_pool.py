@@ -1,11 +1,13 @@
 """The memory of all pages: one flat tensor, allocated once, registered once, never moved."""
 
 import mmap
+from collections.abc import Sequence
+from contextlib import suppress
 
 import torch
 
 from engine.errors import PoisonBroken
-from protocol.layout import KVLayout
+from engine.geometry import READ_PADDING_CHUNK, RESERVED_CHUNKS, CacheGeometry
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 POISON_BYTE = 0xFF
@@ -13,25 +15,30 @@ POISON_BYTE = 0xFF
 
 
 class CachePool:
-    """`pages` is `[chunks, layers, kv_heads, 2, page_size, head_dim]`, in page-aligned memory of its own.
-
-    Hands out chunks. With one attention type a chunk is exactly one block; with several it will be a whole number of
-    blocks of each, and two chunks in front will be kept back for padding. The memory lives as long as the pool or any
-    view of it: whoever registered `address` deregisters first.
+    """`num_chunks` data chunks behind `reserved` ones that are never handed out. Hands out chunks; blocks are the
+    allocators' matter. Block b of a group lies at `b * block_bytes`: chunk c is its blocks
+    `c * blocks_per_chunk`... The memory lives as long as the pool or any view of it: whoever registered `address`
+    deregisters first.
     """
 
-    def __init__(self, layout: KVLayout, num_chunks: int, debug_pages: bool = False) -> None:
-        self.layout = layout
+    def __init__(
+        self,
+        geometry: CacheGeometry,
+        num_chunks: int,
+        debug_pages: bool = False,
+        reserved: int = RESERVED_CHUNKS,
+        device: str = "cpu",
+    ) -> None:
+        self.geometry = geometry
         self.num_chunks = num_chunks
-        self.bytes = num_chunks * layout.block_bytes
-        self._memory = mmap.mmap(-1, self.bytes)
-        self._raw = torch.frombuffer(self._memory, dtype=torch.uint8).view(num_chunks, layout.block_bytes)
-        shape = (num_chunks, layout.layers, layout.kv_heads, 2, layout.page_size, layout.head_dim)
-        self.pages = self._raw.view(DTYPES[layout.dtype]).view(shape)
+        self.reserved = reserved
+        self.bytes = (reserved + num_chunks) * geometry.chunk_bytes
+        self._raw = _memory(self.bytes, device).view(reserved + num_chunks, geometry.chunk_bytes)
+        self._free = list(range(reserved + num_chunks - 1, reserved - 1, -1))
         self._debug = debug_pages
-        self._free = list(range(num_chunks - 1, -1, -1))
         if debug_pages:
-            self._raw.fill_(POISON_BYTE)
+            self._raw[READ_PADDING_CHUNK + 1 :] = POISON_BYTE
+        self._by_block = [self._raw.view(-1, size) for size in geometry.block_bytes]
 
     @property
     def address(self) -> int:
@@ -41,28 +48,51 @@ class CachePool:
     def free_chunks(self) -> int:
         return len(self._free)
 
-    def take(self, count: int) -> list[int]:
-        """The most recently freed first: their memory is warm. Raises PoisonBroken in debug mode."""
-        assert count <= len(self._free), f"{count} chunks wanted, {len(self._free)} free"
-        chunks = [self._free.pop() for _ in range(count)]
-        if self._debug:
-            self._check_poison(chunks)
-        return chunks
+    def pages(self, group: int) -> torch.Tensor:
+        """`[blocks, layers_of_group, kv_heads, 2, page_size, head_dim]`, a view that includes the reserved chunks."""
+        g = self.geometry
+        shape = (-1, len(g.groups[group].layers), g.kv_heads, 2, g.page_size, g.head_dim)
+        return self._raw.view(DTYPES[g.dtype]).view(shape)
 
-    def give_back(self, chunks: list[int]) -> None:
-        """Nobody, here or on another machine, may still write to them."""
-        if self._debug:
-            self._raw[chunks] = POISON_BYTE
-        self._free.extend(reversed(chunks))
+    def raw_blocks(self, group: int) -> torch.Tensor:
+        """The same memory as bytes, `[blocks, block_bytes]`."""
+        return self._by_block[group]
+
+    def take(self) -> int:
+        """The most recently freed chunk: its memory is warm."""
+        assert self._free, "no chunk is free"
+        return self._free.pop()
+
+    def give_back(self, chunk: int) -> None:
+        """Nobody, here or on another machine, may still write to it."""
+        self._free.append(chunk)
 
     def free_list(self) -> list[int]:
         return list(self._free)
 
-    def _check_poison(self, chunks: list[int]) -> None:
-        for chunk in chunks:
-            wrong = torch.nonzero(self._raw[chunk] != POISON_BYTE).flatten()
+    def poison(self, group: int, blocks: Sequence[int]) -> None:
+        """In debug mode: whoever reads these blocks from now on reads NaN, whoever writes to them is found out."""
+        if self._debug:
+            self._by_block[group][list(blocks)] = POISON_BYTE
+
+    def check_poison(self, group: int, blocks: Sequence[int]) -> None:
+        """In debug mode: raises PoisonBroken if one of these free blocks was written to."""
+        if not self._debug:
+            return
+        for block in blocks:
+            wrong = torch.nonzero(self._by_block[group][block] != POISON_BYTE).flatten()
             if len(wrong):
-                layer = int(wrong[0]) // self.layout.page_bytes
+                page = int(wrong[0]) // self.geometry.page_bytes
                 raise PoisonBroken(
-                    f"chunk {chunk} was written to while free: {len(wrong)} bytes, first in layer {layer}"
+                    f"block {block} was written to while free: {len(wrong)} bytes, first in page {page} of it"
                 )
+
+
+def _memory(size: int, device: str) -> torch.Tensor:
+    """Zeroed. On a CPU it is page-aligned memory of its own, of huge pages where the kernel has them."""
+    if device != "cpu":
+        return torch.zeros(size, dtype=torch.uint8, device=device)
+    memory = mmap.mmap(-1, size)
+    with suppress(OSError):  # a kernel without transparent huge pages
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(memory, dtype=torch.uint8)

@@ -69,7 +69,7 @@ class Engine:
 
     @property
     def layout(self) -> KVLayout:
-        return self.pool.layout
+        return self.pool.geometry.layout()
 
     @property
     def max_context(self) -> int:

@@ -14,9 +14,10 @@ from transformers.utils import logging as transformers_logging
 
 from engine.cache_pool import DTYPES
 from engine.errors import IncompleteModel
+from engine.geometry import CacheGeometry, group_layers
 from engine.models.binding import ATTENTION_NAME, register_attention
 from engine.models.families import check_supported
-from protocol.layout import DType, KVLayout
+from protocol.layout import DType
 
 _WEIGHTS = "model.safetensors"
 _WEIGHTS_INDEX = "model.safetensors.index.json"
@@ -33,16 +34,13 @@ class LoadedModel:
     head_dim: int
     vocab_size: int
     max_positions: int
+    layer_types: tuple[str, ...] | None
+    window: int | None
     eos_token_ids: frozenset[int]
 
-    def layout(self, page_size: int) -> KVLayout:
-        return KVLayout(
-            layers=self.layers,
-            kv_heads=self.kv_heads,
-            page_size=page_size,
-            head_dim=self.head_dim,
-            dtype=self.dtype,
-        )
+    def geometry(self, page_size: int) -> CacheGeometry:
+        groups = group_layers(self.layers, self.layer_types, self.window)
+        return CacheGeometry(page_size, self.kv_heads, self.head_dim, self.dtype, groups)
 
 
 def load_model(directory: Path, dtype: DType = "float32", head: bool = True) -> LoadedModel:
@@ -62,6 +60,8 @@ def load_model(directory: Path, dtype: DType = "float32", head: bool = True) -> 
         head_dim=getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
         vocab_size=config.vocab_size,
         max_positions=config.max_position_embeddings,
+        layer_types=None,
+        window=None,
         eos_token_ids=_end_tokens(directory, config),
     )
 

@@ -6,6 +6,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from engine.allocators import BlockState, FullAttentionCacheAllocator
 from engine.cache_pool import CachePool
+from engine.geometry import full_geometry
 from engine.request import Owner
 from tests.engine.traces import T0, Harness
 
@@ -13,7 +14,7 @@ A, B = Owner("A", 1), Owner("B", 1)
 
 
 def allocator_of(blocks: int, now: float = 0.0) -> FullAttentionCacheAllocator:
-    return FullAttentionCacheAllocator(CachePool(T0, blocks), clock=lambda: now)
+    return FullAttentionCacheAllocator(CachePool(full_geometry(T0), blocks), clock=lambda: now)
 
 
 def test_p17_prompts_hold_whole_pages() -> None:
@@ -58,7 +59,7 @@ def test_a_table_grows_in_token_order_and_keeps_what_it_has() -> None:
 
 def test_the_ledger_says_state_owner_generation_and_age() -> None:
     now = [10.0]
-    allocator = FullAttentionCacheAllocator(CachePool(T0, 3), clock=lambda: now[0])
+    allocator = FullAttentionCacheAllocator(CachePool(full_geometry(T0), 3), clock=lambda: now[0])
     allocator.grow(A, 4)
     allocator.grow(Owner("B", 7), 4)
     now[0] = 12.0

@@ -10,6 +10,7 @@ from engine.attention.base import AttentionScores
 from engine.attention.torch_paged import TorchPagedAttention
 from engine.cache_pool import CachePool
 from engine.forward_batch import BatchRow, ForwardBatch
+from engine.geometry import full_geometry
 from engine.kv_cache import PagedKVCache
 from protocol.layout import KVLayout
 
@@ -59,7 +60,7 @@ def run_batch(
 def test_chunks_and_decodes_in_one_batch_match_the_definition(page_size: int) -> None:
     """Free pages are NaN, so that reading one slot too many shows."""
     layout = KVLayout(layers=LAYERS, kv_heads=KV_HEADS, page_size=page_size, head_dim=HEAD_DIM, dtype="float32")
-    pool = CachePool(layout, 32, debug_pages=True)
+    pool = CachePool(full_geometry(layout), 32, debug_pages=True)
     backend = TorchPagedAttention(PagedKVCache(pool), torch.float32)
     order = [7, 3, 21, 14, 2, 30, 11, 5, 19, 0, 27, 9, 1, 16, 25]
     tables = [order[:6], order[6:12], order[12:]]
@@ -75,15 +76,15 @@ def test_chunks_and_decodes_in_one_batch_match_the_definition(page_size: int) ->
 
 def test_kv_lands_heads_first_in_the_page_of_its_token() -> None:
     layout = KVLayout(layers=LAYERS, kv_heads=KV_HEADS, page_size=4, head_dim=HEAD_DIM, dtype="float32")
-    pool = CachePool(layout, 8)
+    pool = CachePool(full_geometry(layout), 8)
     cache = PagedKVCache(pool)
     sequences = Sequences([7], seed=1)
     run_batch(TorchPagedAttention(cache, torch.float32), sequences, 1, [(0, 7, [5, 2])])
     for position in range(7):
         block, slot = [5, 2][position // 4], position % 4
-        assert torch.equal(pool.pages[block, 1, :, 0, slot], sequences.keys[0][:, position])
-        assert torch.equal(pool.pages[block, 1, :, 1, slot], sequences.values[0][:, position])
-    assert not pool.pages[:, 0].any(), "the other layer is untouched"
+        assert torch.equal(pool.pages(0)[block, 1, :, 0, slot], sequences.keys[0][:, position])
+        assert torch.equal(pool.pages(0)[block, 1, :, 1, slot], sequences.values[0][:, position])
+    assert not pool.pages(0)[:, 0].any(), "the other layer is untouched"
     keys, values = cache.read(1, torch.tensor([5, 2]), 6)
     assert torch.equal(keys, sequences.keys[0][:, :6])
     assert torch.equal(values, sequences.values[0][:, :6])

@@ -53,7 +53,7 @@ def test_a_page_that_arrives_wrong_changes_the_tokens(tiny_llama: Path) -> None:
     reserved = decode.reserve(greedy_request("r", prompt, NEW))
     source = prefill_here(prefill, {"r": prompt})["r"]
     copy_pages(prefill, source, decode, reserved[: len(source)])
-    decode.pool.pages[reserved[2], 1] *= -1
+    decode.pool.pages(0)[reserved[2], 1] *= -1
     decode.resume("r", computed=len(prompt) - 1)
     assert run(decode).tokens["r"] != greedy(tiny_llama, prompt, NEW)
 
@@ -92,7 +92,7 @@ def test_the_kv_is_what_the_decode_engine_would_have_computed_slot_by_slot(tiny_
             engine.release(name)
         table = prefill_here(engine, {"r": prompt})["r"]
         assert busy == (table != sorted(table)), "the second table is meant to be out of order"
-        pages = engine.pool.pages[table]
+        pages = engine.pool.pages(0)[table]
         tokens = pages.permute(1, 2, 3, 0, 4, 5).reshape(3, 4, 2, len(table) * 4, 8)
         computed.append(tokens[:, :, :, : len(prompt) - 1])
     torch.testing.assert_close(computed[0], computed[1], rtol=1e-4, atol=1e-5)

@@ -93,7 +93,7 @@ def test_without_a_head_only_the_base_model_is_loaded(tiny_llama: Path) -> None:
 
 
 def test_the_layout_is_the_models(tiny_llama: Path) -> None:
-    layout = load_model(tiny_llama).layout(page_size=16)
+    layout = load_model(tiny_llama).geometry(page_size=16).layout()
     assert (layout.layers, layout.kv_heads, layout.head_dim, layout.dtype) == (3, 4, 8, "float32")
 
 
@@ -112,14 +112,14 @@ def test_the_word_advances_once_per_layer_and_forward(tiny_llama: Path) -> None:
 
 def test_a_layers_kv_is_in_its_page_when_the_word_says_so(tiny_llama: Path) -> None:
     loaded = load_model(tiny_llama, head=False)
-    pool = CachePool(loaded.layout(16), 2, debug_pages=True)
-    (block,) = pool.take(1)
+    pool = CachePool(loaded.geometry(16), 2, debug_pages=True)
+    block = pool.take()
     seen: list[torch.Tensor] = []
 
     class Watched(ProgressWord):
         def advance(self) -> None:
             super().advance()
-            seen.append(pool.pages[block, self.value - 1].clone())
+            seen.append(pool.pages(0)[block, self.value - 1].clone())
 
     backend = TorchPagedAttention(PagedKVCache(pool), torch.float32)
     runner = ModelRunner(BoundModel(loaded.model, backend, Watched()), backend)
@@ -127,7 +127,7 @@ def test_a_layers_kv_is_in_its_page_when_the_word_says_so(tiny_llama: Path) -> N
     assert len(seen) == 3
     for layer, page in enumerate(seen):
         assert not page.isnan().any(), f"layer {layer} was not written yet"
-        assert torch.equal(page, pool.pages[block, layer])
+        assert torch.equal(page, pool.pages(0)[block, layer])
 
 
 def test_prefill_writes_the_same_bytes_however_it_is_chunked(tiny_llama: Path) -> None:
@@ -136,7 +136,7 @@ def test_prefill_writes_the_same_bytes_however_it_is_chunked(tiny_llama: Path) -
     for chunk in (7, 64):
         engine = model_engine(tiny_llama, page_size=4, max_batch_tokens=chunk, head=False)
         table = prefill_here(engine, {"P": prompt_of(25)})["P"]
-        pages.append(engine.pool.pages[table].clone())
+        pages.append(engine.pool.pages(0)[table].clone())
     torch.testing.assert_close(pages[0], pages[1], rtol=1e-4, atol=1e-5)
 
 

@@ -10,6 +10,7 @@ from engine.cache_pool import CachePool
 from engine.config import ContinuousBatchingConfig
 from engine.engine import Engine
 from engine.forward_batch import ForwardBatch
+from engine.geometry import full_geometry
 from engine.limits import Limits
 from engine.progress import ProgressWord
 from engine.request import Request
@@ -62,7 +63,7 @@ class Harness:
         progress = ProgressWord()
         self.runner = FakeRunner(progress, emit)
         limits = Limits(VOCAB, max_positions, self.config.cache_tokens, frozenset(eos))
-        pool = CachePool(T0, num_blocks, self.config.debug_pages)
+        pool = CachePool(full_geometry(T0), num_blocks, self.config.debug_pages)
         self.engine = Engine(self.config, pool, self.runner, progress, limits)
         self.gathered = Gathered()
         self.requests: dict[str, Request] = {}

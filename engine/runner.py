@@ -1,0 +1,41 @@
+"""What the engine asks of a device: launch a forward, later take its tokens."""
+
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from engine.forward_batch import ForwardBatch
+
+
+class SampledToken(NamedTuple):
+    """`logprob`: natural logarithm of the token's share under the processed logits; None unless asked for."""
+
+    token: int
+    logprob: float | None = None
+
+
+@dataclass(frozen=True)
+class ForwardResult:
+    """`tokens`: one per entry of `batch.samples`, in order; an exception's text where that request alone went wrong
+    (its logits were not finite, ...). Times are of CLOCK_MONOTONIC, of the device's work."""
+
+    tokens: list[SampledToken | str]
+    started_ns: int
+    ended_ns: int
+
+
+class PendingForward(Protocol):
+    """A forward under way."""
+
+    def result(self) -> ForwardResult:
+        """Blocks until it is done. Raises whatever the device raised: the batch has then failed as a whole."""
+
+
+class Runner(Protocol):
+    """One device. Forwards run one after the other, in order of `launch`; at most two are under way, and only then may
+    the second one's rows carry tokens of the first (see BatchRow.carry)."""
+
+    def launch(self, batch: ForwardBatch) -> PendingForward:
+        """Returns once the batch's lists may change; on a synchronous runner the forward has run by then."""
+
+    def close(self) -> None:
+        """Nothing is under way. The runner's threads end."""
