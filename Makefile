@@ -2,9 +2,9 @@
 PYTHON_IN_VENV := .venv/bin/python
 ARGS ?=
 
-.PHONY: setup test demo up down lint format fabric
+.PHONY: setup test demo up down lint format fabric kernels
 
-setup:  ## .venv, pinned dependencies, the libfabric core, the demo model
+setup:  ## .venv, pinned dependencies, the C extensions, the demo model
 	@deploy/setup.sh
 
 test: setup  ## all tests but those marked slow; ARGS="-k name" for some
@@ -30,3 +30,6 @@ format: setup
 
 fabric:  ## recompile the libfabric core after a change to fabric/core
 	$(PYTHON_IN_VENV) -m fabric._build
+
+kernels:  ## recompile the CPU kernels after a change to engine/core
+	$(PYTHON_IN_VENV) -m engine._build

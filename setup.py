@@ -1,7 +1,7 @@
-"""What pyproject.toml cannot say: the C core is built by cffi, and may be absent.
+"""What pyproject.toml cannot say: the C extensions are built by cffi, and may be absent.
 
-A router needs no libfabric. Where the headers (or a compiler) are missing the build warns and goes on; nodes then
-refuse to start and `kvferry doctor` explains.
+A router needs no libfabric. Where its headers (or a compiler) are missing the build warns and goes on; nodes then
+refuse to start and `kvferry doctor` explains. Without the kernels the engine runs in plain torch, slower.
 """
 
 from setuptools import setup
@@ -15,4 +15,4 @@ class OptionalExtension(build_ext):
         super().run()
 
 
-setup(cffi_modules=["fabric/_build.py:ffi"], cmdclass={"build_ext": OptionalExtension})
+setup(cffi_modules=["fabric/_build.py:ffi", "engine/_build.py:ffi"], cmdclass={"build_ext": OptionalExtension})

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Everything that `make test` and `make demo` need, inside this checkout: .venv, the C core, the demo model.
+# Everything that `make test` and `make demo` need, inside this checkout: .venv, the C extensions, the demo model.
 # Safe to run again: finished steps are recognised by stamps over what they depend on, and cost seconds.
 #   PYTHON=python3.12   another interpreter (3.11 or newer)
 #   CFLAGS / LDFLAGS    where a libfabric outside the system's folders lies
@@ -62,14 +62,14 @@ ensure_dependencies() {
     printf '%s' "$now" >$stamp
 }
 
-ensure_extension() {
-    local now stamp=$VENV/kvferry-extension
-    now="$($VENV/bin/python --version) $(digest fabric/_build.py fabric/core/*.c fabric/core/*.h)"
-    [ "$(cat $stamp 2>/dev/null)" = "$now" ] && $VENV/bin/python -c 'import fabric._core' 2>/dev/null && return
-    say "compiling the libfabric core"
-    quietly $VENV/bin/python -m fabric._build
-    $VENV/bin/python -c 'import fabric._core' || fail "the libfabric core was compiled but cannot be loaded"
-    printf '%s' "$now" >$stamp
+ensure_extension() { # package, what it is
+    local now stamp=$VENV/kvferry-$1-extension
+    now="$($VENV/bin/python --version) $(digest "$1"/_build.py "$1"/core/*.c "$1"/core/*.h)"
+    [ "$(cat "$stamp" 2>/dev/null)" = "$now" ] && $VENV/bin/python -c "import $1._core" 2>/dev/null && return
+    say "compiling $2"
+    quietly $VENV/bin/python -m "$1._build"
+    $VENV/bin/python -c "import $1._core" || fail "$2: compiled, but cannot be loaded"
+    printf '%s' "$now" >"$stamp"
 }
 
 ensure_model() {
@@ -83,5 +83,6 @@ flock 9 # two makes at once: the second finds everything done
 : >$LOG
 ensure_system
 ensure_dependencies
-ensure_extension
+ensure_extension fabric "the libfabric core"
+ensure_extension engine "the CPU kernels"
 ensure_model

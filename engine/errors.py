@@ -11,6 +11,7 @@ EngineError
 |  `- IncompleteModel       files are missing
 |- ForwardFailed            fail the requests of that batch
     |- PoisonBroken             a bug: somebody wrote to a free page
+|- KernelsUnavailable       run the slower path in torch, or compile the extension
 `- LoopStopped              the engine's thread has ended; restart the node
 """
 
@@ -57,6 +58,10 @@ class ForwardFailed(EngineError):
 
 class PoisonBroken(EngineError):
     """A free page was written to."""
+
+
+class KernelsUnavailable(EngineError):
+    """The C kernels were not compiled, or cannot run in this process."""
 
 
 class LoopStopped(EngineError):

@@ -1,0 +1,6 @@
+#include "attention.h"
+
+int kf_attention_tile(void)
+{
+    return 32;
+}
