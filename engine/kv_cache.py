@@ -49,3 +49,8 @@ class PagedKVCache:
         pages = self.layers[layer].both.index_select(2, table)
         tokens = pages.view(2, self.geometry.kv_heads, len(table) * self.page_size, self.geometry.head_dim)
         return tokens[0, :, :length], tokens[1, :, :length]
+
+    def gather(self, layer: int, blocks: torch.Tensor, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """K and V `[kv_heads, n, head_dim]` of the tokens in slots `slots[i]` of blocks `blocks[i]`, in that order."""
+        tokens = self.layers[layer].both[:, :, blocks, slots]
+        return tokens[0], tokens[1]
