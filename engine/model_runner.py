@@ -1,13 +1,22 @@
 """Runs one forward of a batch and chooses the next tokens."""
 
-from typing import Any, Protocol
+import time
+from collections.abc import Callable, Set
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, ParamSpec, Protocol, TypeVar
 
 import torch
 
 from engine.attention.base import AttentionBackend
 from engine.forward_batch import ForwardBatch
 from engine.models.binding import BoundModel
-from engine.sampler import sample
+from engine.prepared_forward import PreparedForward, Samples, prepare_forward
+from engine.runner import ForwardResult, SampledToken
+from engine.sampler import sample_tokens
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class Runner(Protocol):
@@ -17,30 +26,69 @@ class Runner(Protocol):
         """One token per entry of `batch.samples`, in order; None where the model's output was not finite."""
 
 
-class ModelRunner:
-    """A model without a head takes only batches that want no samples."""
+@dataclass(frozen=True)
+class PlannedForward:
+    """What `ModelRunner.forward` takes: independent of the batch it was made from."""
 
-    def __init__(self, model: BoundModel, backend: AttentionBackend[Any]) -> None:
+    inputs: PreparedForward
+    plan: Any
+
+
+class ModelRunner:
+    """The synchronous runner: a forward has run when `launch` returns. A model without a head takes only batches that
+    want no samples.
+
+    The two halves of `launch` may be called by different threads, one each: `prepare` reads the batch, `forward` runs
+    the model. Forwards run in the order of their batches: one may carry tokens of the one before. `end_tokens`: the
+    model's own, which min_tokens forbids.
+    """
+
+    def __init__(self, model: BoundModel, backend: AttentionBackend[Any], end_tokens: Set[int] = frozenset()) -> None:
         self._model = model
         self._backend = backend
+        self._end_tokens = end_tokens
+        self._previous: Samples | None = []
+
+    def launch(self, batch: ForwardBatch) -> "Future[ForwardResult]":
+        return settled(self.forward, self.prepare(batch))
+
+    def prepare(self, batch: ForwardBatch) -> "Future[PlannedForward]":
+        """Ended, well or not; what went wrong is raised by the forward."""
+        return settled(lambda: PlannedForward(prepare_forward(batch), self._backend.plan(batch)))
 
     @torch.inference_mode()
+    def forward(self, prepared: "Future[PlannedForward]") -> ForwardResult:
+        previous, self._previous = self._previous, None
+        work = prepared.result()
+        started = time.monotonic_ns()
+        void = work.inputs.fill(previous)
+        tokens = self._run(work.inputs, work.plan)
+        for index, reason in void.items():
+            tokens[index] = reason
+        self._previous = tokens
+        return ForwardResult(tokens, started, time.monotonic_ns())
+
+    def close(self) -> None:
+        """It has no thread and no memory of its own."""
+
     def run(self, batch: ForwardBatch) -> list[int | None]:
-        plan = self._backend.plan(batch)
-        token_ids = torch.tensor([token for row in batch.rows for token in row.tokens])
-        positions = torch.tensor([position for row in batch.rows for position in range(row.start, row.end)])
-        keys = batch.samples
-        if not keys:
-            self._model.hidden(token_ids, positions, plan)
+        """For the engine that waits for each forward."""
+        tokens = self.launch(batch).result().tokens
+        return [token.token if isinstance(token, SampledToken) else None for token in tokens]
+
+    def _run(self, inputs: PreparedForward, plan: Any) -> Samples:
+        if not inputs.keys:
+            self._model.hidden(inputs.token_ids, inputs.positions, plan)
             return []
-        return sample(self._model.logits(token_ids, positions, plan, _last_tokens(batch)), keys)
+        logits = self._model.logits(inputs.token_ids, inputs.positions, plan, inputs.ends)
+        return sample_tokens(logits, inputs.keys, self._end_tokens)
 
 
-def _last_tokens(batch: ForwardBatch) -> torch.Tensor:
-    """Where, among the packed tokens, the rows that want a token end."""
-    ends, position = [], 0
-    for row in batch.rows:
-        position += len(row.tokens)
-        if row.sample:
-            ends.append(position - 1)
-    return torch.tensor(ends)
+def settled(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> "Future[T]":
+    """Calls it now; the future holds what came of it."""
+    future: Future[T] = Future()
+    try:
+        future.set_result(call(*args, **kwargs))
+    except Exception as error:  # noqa: BLE001 - whoever asks for the result gets it
+        future.set_exception(error)
+    return future
