@@ -4,17 +4,54 @@ from typing import Annotated
 
 import msgspec
 
+MAX_BIASED_TOKENS = 1024
+MAX_STOP_TOKENS = 128
+
 Probability = Annotated[float, msgspec.Meta(gt=0.0, le=1.0)]
+Share = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
 Temperature = Annotated[float, msgspec.Meta(ge=0.0, le=100.0)]
 Seed = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+TokenCount = Annotated[int, msgspec.Meta(ge=0, lt=1 << 53)]
+TokenId = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
+Factor = Annotated[float, msgspec.Meta(ge=0.01, le=100.0)]
+Penalty = Annotated[float, msgspec.Meta(ge=-2.0, le=2.0)]
+Bias = Annotated[float, msgspec.Meta(ge=-100.0, le=100.0)]
 
 
 class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """temperature 0 is greedy. `seed` None draws one on the decode node. `max_new_tokens` counts generated tokens.
-    `ignore_eos` keeps going past the model's end tokens, up to `max_new_tokens`."""
+    """Every default means "off". Hashable; ranges are checked on decoding, not on construction.
 
-    max_new_tokens: Annotated[int, msgspec.Meta(ge=0)]
-    temperature: Temperature = 0.0
-    top_p: Probability = 1.0
-    seed: Seed | None = None
+    max_new_tokens: counts generated tokens. min_tokens: so many of them before an end or stop token may be chosen.
+    stop_token_ids: end the output as the model's own end tokens do. ignore_eos: keep going past the model's end tokens
+    (not past stop_token_ids), up to max_new_tokens.
+    temperature: 0 is greedy, and then top_k, top_p, min_p and the seed have no say. top_k: 0 is off.
+    seed: None draws one where the request decodes.
+    repetition_penalty: divides (or, below 0, multiplies) the logits of tokens of the prompt or the output; 1 is off.
+    presence_penalty, frequency_penalty: taken from the logits of tokens of the output, once and per occurrence.
+    logit_bias: (token, what is added to its logit) pairs; a token named twice gets both.
+    logprobs: report the natural logarithm of each chosen token's probability.
+    """
+
+    max_new_tokens: TokenCount
+    min_tokens: TokenCount = 0
+    stop_token_ids: Annotated[tuple[TokenId, ...], msgspec.Meta(max_length=MAX_STOP_TOKENS)] = ()
     ignore_eos: bool = False
+    temperature: Temperature = 0.0
+    top_k: TokenCount = 0
+    top_p: Probability = 1.0
+    min_p: Share = 0.0
+    seed: Seed | None = None
+    repetition_penalty: Factor = 1.0
+    presence_penalty: Penalty = 0.0
+    frequency_penalty: Penalty = 0.0
+    logit_bias: Annotated[tuple[tuple[TokenId, Bias], ...], msgspec.Meta(max_length=MAX_BIASED_TOKENS)] = ()
+    logprobs: bool = False
+
+    @property
+    def penalises_output(self) -> bool:
+        return self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+
+    @property
+    def needs_history(self) -> bool:
+        """Whether the next token depends on which tokens came before, beyond the model's own view of them."""
+        return self.repetition_penalty != 1.0 or self.penalises_output
