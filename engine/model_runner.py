@@ -11,6 +11,7 @@ import torch
 from engine.attention.base import AttentionBackend
 from engine.forward_batch import ForwardBatch
 from engine.models.binding import BoundModel
+from engine.padding import Padding
 from engine.prepared_forward import PreparedForward, Samples, prepare_forward
 from engine.runner import ForwardResult, SampledToken
 from engine.sampler import sample_tokens
@@ -40,13 +41,21 @@ class ModelRunner:
 
     The two halves of `launch` may be called by different threads, one each: `prepare` reads the batch, `forward` runs
     the model. Forwards run in the order of their batches: one may carry tokens of the one before. `end_tokens`: the
-    model's own, which min_tokens forbids.
+    model's own, which min_tokens forbids. `padding`: run the shapes that captured forwards would have; on a CPU that
+    only shows that padding changes nothing.
     """
 
-    def __init__(self, model: BoundModel, backend: AttentionBackend[Any], end_tokens: Set[int] = frozenset()) -> None:
+    def __init__(
+        self,
+        model: BoundModel,
+        backend: AttentionBackend[Any],
+        end_tokens: Set[int] = frozenset(),
+        padding: Padding | None = None,
+    ) -> None:
         self._model = model
         self._backend = backend
         self._end_tokens = end_tokens
+        self._padding = padding
         self._previous: Samples | None = []
 
     def launch(self, batch: ForwardBatch) -> "Future[ForwardResult]":
@@ -54,7 +63,7 @@ class ModelRunner:
 
     def prepare(self, batch: ForwardBatch) -> "Future[PlannedForward]":
         """Ended, well or not; what went wrong is raised by the forward."""
-        return settled(lambda: PlannedForward(prepare_forward(batch), self._backend.plan(batch)))
+        return settled(self._plan, self._padding.pad(batch).batch if self._padding else batch)
 
     @torch.inference_mode()
     def forward(self, prepared: "Future[PlannedForward]") -> ForwardResult:
@@ -75,6 +84,9 @@ class ModelRunner:
         """For the engine that waits for each forward."""
         tokens = self.launch(batch).result().tokens
         return [token.token if isinstance(token, SampledToken) else None for token in tokens]
+
+    def _plan(self, batch: ForwardBatch) -> PlannedForward:
+        return PlannedForward(prepare_forward(batch), self._backend.plan(batch))
 
     def _run(self, inputs: PreparedForward, plan: Any) -> Samples:
         if not inputs.keys:

@@ -67,6 +67,7 @@ class Bench:
         self.backend = Hooked(self.cache, torch.float32)
         self.progress = ProgressWord()
         self.model = BoundModel(loaded.model, self.backend, self.progress)
+        self.tables: list[list[int]] = []
         self._pages = pages
 
     def sequence(self, request_id: str, prompt: Sequence[int], params: SamplingParams = GREEDY) -> "RunSequence":
@@ -76,6 +77,7 @@ class Bench:
             chunks = [self.pool.take() for _ in range(-(-self._pages // per_chunk))]
             blocks = [chunk * per_chunk + i for chunk in chunks for i in range(per_chunk)]
             tables.append(blocks[::2] + blocks[1::2])
+        self.tables += tables
         return RunSequence(request_id, list(prompt), tables, params)
 
 
