@@ -14,7 +14,15 @@ ROOT = Path(__file__).resolve().parent.parent
 CORE = Path("engine/core")
 HEADERS = ("cpu.h", "attention.h")
 """What Python sees. cffi reads them too (lines that start with '#' are dropped): plain declarations only."""
-SOURCES = ("cpu", "attention")
+SOURCES = (
+    "cpu",
+    "attention",
+    "attention_places",
+    "attention_units",
+    "attention_portable",
+    "attention_avx2",
+    "attention_avx512",
+)
 
 ffi = FFI()
 for _header in HEADERS:

@@ -1,6 +1,97 @@
+/* A layer's attention, shared out to threads. */
 #include "attention.h"
 
-int kf_attention_tile(void)
+#include <stdlib.h>
+
+#include "attention_call.h"
+#include "cpu.h"
+
+enum { WORTH_A_TEAM = 1 << 18 }; /* multiplications that one thread does in the time that it takes to wake another */
+
+#ifdef __x86_64__
+static kf_attend_tile *const VARIANTS[KF_VARIANTS] = {kf_attend_tile_portable, kf_attend_tile_avx2,
+                                                      kf_attend_tile_avx512};
+#else
+static kf_attend_tile *const VARIANTS[KF_VARIANTS] = {kf_attend_tile_portable};
+#endif
+
+/* As many queries in a block as the longest row has, but no more than a unit takes, and whole tokens if that goes. */
+static int32_t block_size(const kf_rows *rows, int32_t share)
 {
-    return 32;
+    int32_t most = share < QUERIES ? QUERIES - QUERIES % share : QUERIES, longest = 0;
+    for (int32_t i = 0; i < rows->num_rows; i++)
+        longest = rows->rows[i].count > longest ? rows->rows[i].count : longest;
+    return longest * share < most ? longest * share : most;
+}
+
+/* Returns what there is to do, in multiplications. */
+static int64_t number_units(kf_call *call)
+{
+    int64_t work = 0;
+    for (int32_t i = 0; i < call->rows->num_rows; i++) {
+        kf_row *row = &call->rows->rows[i];
+        kf_cut cut = kf_cut_row(call, row);
+        row->unit = call->units;
+        call->units += cut.pieces * cut.blocks;
+        work += (int64_t)(cut.end - cut.first) * row->count * call->scores->heads * call->layer->head_dim;
+    }
+    return work;
+}
+
+static int allocate_partial(kf_call *call)
+{
+    const kf_rows *rows = call->rows;
+    int64_t blocks = (int64_t)call->units * call->layer->kv_heads;
+    int joins = 0;
+    for (int32_t i = 0; i < rows->num_rows && !joins; i++)
+        joins = kf_cut_row(call, &rows->rows[i]).pieces > 1;
+    if (joins)
+        call->partial = malloc(sizeof(float) * (size_t)(blocks * call->block * (call->layer->head_dim + 2)));
+    return !joins || call->partial;
+}
+
+static void run(const kf_call *call, int threads)
+{
+    const kf_rows *rows = call->rows;
+    int32_t heads = call->layer->kv_heads, writes = rows->num_rows * heads, tasks = call->units * heads;
+#pragma omp parallel num_threads(threads) if (threads > 1)
+    {
+#pragma omp for schedule(static)
+        for (int32_t i = 0; i < writes; i++)
+            if (kf_writes_first(call, &rows->rows[i / heads]))
+                kf_write_row(call, &rows->rows[i / heads], i % heads);
+#pragma omp for schedule(dynamic)
+        for (int32_t i = 0; i < tasks; i++)
+            kf_attend_unit(call, i / heads, i % heads);
+#pragma omp for schedule(static) nowait
+        for (int32_t i = 0; i < tasks; i++)
+            kf_join_pieces(call, i / heads, i % heads);
+#pragma omp for schedule(static)
+        for (int32_t i = 0; i < writes; i++)
+            if (!kf_writes_first(call, &rows->rows[i / heads]))
+                kf_write_row(call, &rows->rows[i / heads], i % heads);
+    }
+}
+
+int kf_attend(const kf_layer *layer, const kf_rows *rows, const kf_packed *packed, const kf_scores *scores,
+              uint64_t output, int threads, int variant)
+{
+    int32_t share = scores->heads / layer->kv_heads;
+    kf_call call = {.layer = layer,
+                    .rows = rows,
+                    .query = &packed[0],
+                    .keys = &packed[1],
+                    .values = &packed[2],
+                    .scores = scores,
+                    .sinks = (const float *)(uintptr_t)scores->sinks,
+                    .output = (float *)(uintptr_t)output,
+                    .attend_tile = VARIANTS[variant],
+                    .share = share,
+                    .block = block_size(rows, share)};
+    int64_t work = number_units(&call);
+    if (!allocate_partial(&call))
+        return -1;
+    run(&call, work < WORTH_A_TEAM ? 1 : threads);
+    free(call.partial);
+    return 0;
 }

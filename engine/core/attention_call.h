@@ -1,0 +1,41 @@
+/* What the files of attention share: one call, and how a row is cut into units of work.
+ *
+ * A unit is a block of a row's queries over a piece of its keys, for each KV head. The queries of one KV head are
+ * counted token by token: number n is its query head n mod `share` of token n div `share`.
+ */
+#ifndef KVFERRY_ENGINE_ATTENTION_CALL_H
+#define KVFERRY_ENGINE_ATTENTION_CALL_H
+#include "attention.h"
+#include "attention_tile.h"
+
+typedef struct {
+    const kf_layer *layer;
+    const kf_rows *rows;
+    const kf_packed *query, *keys, *values;
+    const kf_scores *scores;
+    const float *sinks;
+    float *output;
+    kf_attend_tile *attend_tile;
+    int32_t share; /* query heads of a KV head */
+    int32_t block; /* queries in a block */
+    int32_t units;
+    float *partial; /* for units of rows in pieces: [units][kv heads][block][head_dim output, largest, sum] */
+} kf_call;
+
+/* `first`: the first position that the row sees. A piece is a range of positions that begins at a multiple of its
+ * length: a query meets the same pieces however its prompt was cut. */
+typedef struct {
+    int32_t first, end, piece, pieces, blocks;
+} kf_cut;
+
+/* attention_places.c */
+const float *kf_at(const kf_packed *packed, int64_t head, int64_t token);
+int kf_writes_first(const kf_call *call, const kf_row *row);
+void kf_write_row(const kf_call *call, const kf_row *row, int32_t head);
+void kf_lay_tile(kf_tile *tile, const kf_call *call, const kf_row *row, int32_t head, int32_t begin, int32_t end);
+
+/* attention_units.c */
+kf_cut kf_cut_row(const kf_call *call, const kf_row *row);
+void kf_attend_unit(const kf_call *call, int32_t unit, int32_t head);
+void kf_join_pieces(const kf_call *call, int32_t unit, int32_t head);
+#endif
