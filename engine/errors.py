@@ -4,7 +4,8 @@ EngineError
 |- RequestRefused           nothing was queued or taken
 |  |- InvalidRequest        tell the client: the request itself is wrong
 |  |- CapacityExceeded      tell the client: it can never fit here
-|  `- NoRoom                try later or elsewhere
+|  |- NoRoom                try later or elsewhere
+|  `- QueueFull             try again when the engine has taken some in
 |- UnknownRequest           the id is not (or no longer) in that state here
 |- ModelRefused             choose another model directory
 |  |- UnsupportedModel      this engine cannot run it correctly
@@ -12,6 +13,7 @@ EngineError
 |- ForwardFailed            fail the requests of that batch
     |- PoisonBroken             a bug: somebody wrote to a free page
 |- KernelsUnavailable       run the slower path in torch, or compile the extension
+|- LoopPaused               leave the pause first
 `- LoopStopped              the engine's thread has ended; restart the node
 """
 
@@ -34,6 +36,10 @@ class CapacityExceeded(RequestRefused):
 
 class NoRoom(RequestRefused):
     """Not enough free pages now."""
+
+
+class QueueFull(RequestRefused):
+    """The bounded queue to the engine's thread stayed full."""
 
 
 class UnknownRequest(EngineError):
@@ -62,6 +68,10 @@ class PoisonBroken(EngineError):
 
 class KernelsUnavailable(EngineError):
     """The C kernels were not compiled, or cannot run in this process."""
+
+
+class LoopPaused(EngineError):
+    """The call would wait for its own caller, who keeps the engine's thread paused."""
 
 
 class LoopStopped(EngineError):

@@ -2,14 +2,18 @@
 
 import logging
 import threading
-from collections import deque
-from collections.abc import Callable
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from engine.engine import Engine
-from engine.errors import EngineError, LoopStopped
+from engine.errors import EngineError, LoopPaused, LoopStopped
 from engine.outputs import StepOutput
+
+STEP_S = 30.0
+"""No step takes longer."""
 
 log = logging.getLogger(__name__)
 
@@ -19,15 +23,22 @@ T = TypeVar("T")
 class EngineLoop:
     """Steps the engine while it has work, sleeps while it has none.
 
-    `on_step` gets each step's output on the engine's thread, and may use the engine there. What it raises ends the
-    loop, as an exception of the engine's own does: `alive` turns False and `error` says why.
+    `on_step` gets the output of each step, also of one that reports nothing, on the engine's thread, and may use the
+    engine there. What it raises ends the loop, as an exception of the engine's own does: `alive` turns False and
+    `error` says why. `on_end` is called last on that thread, whatever ended it.
     """
 
-    def __init__(self, engine: Engine, on_step: Callable[[StepOutput], None]) -> None:
+    def __init__(
+        self, engine: Engine, on_step: Callable[[StepOutput], None], on_end: Callable[[], None] = lambda: None
+    ) -> None:
         self._engine = engine
         self._on_step = on_step
+        self._on_end = on_end
         self._inbox: deque[tuple[Callable[[Engine], Any], Future[Any] | None]] = deque()
         self._wake = threading.Condition()
+        self._holders: Counter[int] = Counter()
+        """Threads that keep it paused, by identifier, and how many times each."""
+        self._between_steps = True
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self.error: BaseException | None = None
@@ -39,17 +50,37 @@ class EngineLoop:
     def start(self) -> None:
         self._thread.start()
 
-    def stop(self, timeout_s: float = 30.0) -> None:
+    def stop(self, timeout_s: float = STEP_S) -> None:
         """Run what was submitted, then end after the current step, leaving the requests as they are. May be called
-        again. Raises TimeoutError if a step does not end in time."""
+        again. Raises TimeoutError if a step, or another thread's pause, does not end in time, and LoopPaused inside
+        a pause of the caller's own."""
         with self._wake:
+            if threading.get_ident() in self._holders:
+                raise LoopPaused("stopping would wait for the caller's own pause: leave it first")
             self._stopping = True
-            self._wake.notify()
+            self._wake.notify_all()
         if self._thread.ident is None:
             return
         self._thread.join(timeout_s)
         if self._thread.is_alive():
             raise TimeoutError(f"the engine's thread has not ended within {timeout_s} s")
+
+    @contextmanager
+    def pause(self, timeout_s: float = STEP_S) -> Iterator[None]:
+        """Park the loop between steps: inside the `with` no step runs and no submitted call. From any thread but the
+        engine's own; several may hold it, each more than once, and the last one out lets it go on.
+
+        A loop that has ended, or not yet started, is parked. Raises TimeoutError if a step does not end in time.
+        """
+        assert threading.current_thread() is not self._thread, "the engine's thread cannot wait for itself"
+        holder = threading.get_ident()
+        with self._wake:
+            self._holders[holder] += 1
+        try:
+            self._wait_until_parked(timeout_s)
+            yield
+        finally:
+            self._let_go(holder)
 
     def submit(self, call: Callable[[Engine], T]) -> "Future[T]":
         """Run `call(engine)` on the engine's thread, between steps, in order of submission. From any thread.
@@ -70,25 +101,45 @@ class EngineLoop:
             if self._stopping:
                 raise LoopStopped(f"the engine's thread has ended: {self.error or 'it was stopped'}")
             self._inbox.append((call, future))
-            self._wake.notify()
+            self._wake.notify_all()
+
+    def _wait_until_parked(self, timeout_s: float) -> None:
+        with self._wake:
+            if not self._wake.wait_for(lambda: self._between_steps, timeout_s):
+                raise TimeoutError(f"the engine's step has not ended within {timeout_s} s")
+
+    def _let_go(self, holder: int) -> None:
+        with self._wake:
+            self._holders[holder] -= 1
+            if not self._holders[holder]:
+                del self._holders[holder]
+            self._wake.notify_all()
 
     def _run(self) -> None:
         try:
             while self._wait_for_work():
                 self._run_inbox()
                 if self._engine.has_work:
-                    self._report(self._engine.step())
+                    self._on_step(self._engine.step())
         except BaseException as error:
             log.exception("the engine's thread ends")
             self.error = error
         finally:
             self._refuse_rest()
+            self._on_end()
 
     def _wait_for_work(self) -> bool:
         """False when told to stop and the inbox is empty."""
         with self._wake:
-            self._wake.wait_for(lambda: self._inbox or self._stopping or self._engine.has_work)
+            self._between_steps = True
+            if self._holders:
+                self._wake.notify_all()
+            self._wake.wait_for(self._may_go_on)
+            self._between_steps = False
             return bool(self._inbox) or not self._stopping
+
+    def _may_go_on(self) -> bool:
+        return not self._holders and (bool(self._inbox) or self._stopping or self._engine.has_work)
 
     def _run_inbox(self) -> None:
         while self._inbox:
@@ -107,14 +158,11 @@ class EngineLoop:
             log.exception("a call on the engine's thread failed")
             future.set_exception(error)
 
-    def _report(self, output: StepOutput) -> None:
-        if output:
-            self._on_step(output)
-
     def _refuse_rest(self) -> None:
         with self._wake:
-            self._stopping = True
+            self._stopping = self._between_steps = True
             rest, self._inbox = list(self._inbox), deque()
+            self._wake.notify_all()
         for _, future in rest:
             if future is not None:
                 future.cancel()

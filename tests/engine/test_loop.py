@@ -1,13 +1,14 @@
 """The engine's thread: calls between steps, outputs on it, and an end that everybody sees."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError
+from concurrent.futures import TimeoutError as FutureTimeout
 
 import pytest
 
 from engine.engine import Engine
-from engine.errors import InvalidRequest, LoopStopped, PoisonBroken
+from engine.errors import InvalidRequest, LoopPaused, LoopStopped, PoisonBroken
 from engine.forward_batch import ForwardBatch
 from engine.loop import EngineLoop
 from engine.outputs import StepOutput
@@ -169,3 +170,112 @@ def test_a_posted_call_that_raises_ends_the_loop_with_its_error(harness: Harness
     loop.post(fail)
     loop.stop()
     assert not loop.alive and isinstance(loop.error, PoisonBroken)
+
+
+class Gate:
+    """Holds the engine's thread inside a step until opened."""
+
+    def __init__(self, harness: Harness) -> None:
+        self.inside = threading.Event()
+        self.open = threading.Event()
+        harness.runner.on_run = self._wait
+
+    def _wait(self, _: ForwardBatch) -> None:
+        self.inside.set()
+        assert self.open.wait(DEADLINE_S)
+
+
+def in_thread(call: Callable[[], None]) -> threading.Thread:
+    thread = threading.Thread(target=call)
+    thread.start()
+    return thread
+
+
+def test_a_pause_waits_for_the_step_and_keeps_steps_and_calls_away(
+    loop: EngineLoop, harness: Harness, collector: Collector
+) -> None:
+    gate = Gate(harness)
+    loop.submit(lambda engine: engine.add(greedy_request("A", [1], 3)))
+    assert gate.inside.wait(DEADLINE_S)
+    with pytest.raises(TimeoutError, match="0 s"), loop.pause(timeout_s=0):
+        raise AssertionError("the step has not ended")
+    threading.Timer(0, gate.open.set).start()
+    with loop.pause():
+        batches = harness.engine.counters.batches
+        late = loop.submit(lambda engine: engine.counters.batches)
+        with pytest.raises(FutureTimeout):
+            late.result(0.05)
+        assert harness.engine.counters.batches == batches
+    assert late.result(DEADLINE_S) == batches
+    collector.wait_ended("A")
+
+
+def test_the_last_of_several_holders_lets_the_loop_go_on(loop: EngineLoop) -> None:
+    other_inside, leave = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with loop.pause(), loop.pause():
+            other_inside.set()
+            assert leave.wait(DEADLINE_S)
+
+    thread = in_thread(hold)
+    with loop.pause():
+        assert other_inside.wait(DEADLINE_S)
+        call = loop.submit(lambda _: "ran")
+    with pytest.raises(FutureTimeout):
+        call.result(0.05)
+    leave.set()
+    assert call.result(DEADLINE_S) == "ran"
+    thread.join(DEADLINE_S)
+
+
+def test_stopping_inside_ones_own_pause_is_an_error_and_changes_nothing(loop: EngineLoop) -> None:
+    with loop.pause(), pytest.raises(LoopPaused, match="leave it first"):
+        loop.stop()
+    assert loop.submit(lambda _: "ran").result(DEADLINE_S) == "ran"
+
+
+def test_stopping_waits_for_the_pause_of_another(harness: Harness) -> None:
+    loop = EngineLoop(harness.engine, on_step=lambda _: None)
+    loop.start()
+    with loop.pause():
+        stopper = in_thread(loop.stop)
+        assert loop.alive
+    stopper.join(DEADLINE_S)
+    assert not loop.alive
+
+
+@pytest.mark.parametrize("ended", [False, True])
+def test_a_loop_that_does_not_run_is_paused_at_once(harness: Harness, ended: bool) -> None:
+    loop = EngineLoop(harness.engine, on_step=lambda _: None)
+    if ended:
+        loop.start()
+        loop.stop()
+    with loop.pause(timeout_s=0):
+        assert not loop.alive
+
+
+def test_a_loop_started_inside_a_pause_runs_after_it(harness: Harness) -> None:
+    loop = EngineLoop(harness.engine, on_step=lambda _: None)
+    call = loop.submit(lambda _: "ran")
+    with loop.pause():
+        loop.start()
+        with pytest.raises(FutureTimeout):
+            call.result(0.05)
+    assert call.result(DEADLINE_S) == "ran"
+    loop.stop()
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_the_end_is_told_last_on_the_engines_thread(harness: Harness, dies: bool) -> None:
+    ends: list[tuple[str, type[BaseException]]] = []
+    loop = EngineLoop(
+        harness.engine,
+        on_step=lambda _: None,
+        on_end=lambda: ends.append((threading.current_thread().name, type(loop.error))),
+    )
+    loop.start()
+    if dies:
+        loop.post(lambda _: 1 // 0)
+    loop.stop()
+    assert ends == [("engine", ZeroDivisionError if dies else type(None))]
