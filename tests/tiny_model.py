@@ -5,21 +5,31 @@ unchanged, and a test of the KV cache would see nothing.
 """
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import (
-    AutoModelForCausalLM,
-    LlamaConfig,
-    MistralConfig,
-    PreTrainedTokenizerFast,
-    Qwen2Config,
-    Qwen3Config,
-)
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
 VOCAB = 101
-CONFIGS = {"llama": LlamaConfig, "mistral": MistralConfig, "qwen2": Qwen2Config, "qwen3": Qwen3Config}
+WINDOW = 9
+"""Of tiny models with sliding layers: neither a multiple nor a divisor of any page size."""
+_SLIDING_FIRST = {"sliding_window": WINDOW, "layer_types": ["sliding_attention", "sliding_attention", "full_attention"]}
+_EXPERTS = {"num_experts_per_tok": 2, "num_local_experts": 4}
+_SHORT_YARN = {"rope_type": "yarn", "factor": 32.0, "original_max_position_embeddings": 16, "truncate": False}
+OF_FAMILY: dict[str, dict[str, Any]] = {
+    "mistral": {"sliding_window": None},
+    "qwen3_moe": {**_EXPERTS, "moe_intermediate_size": 32, "norm_topk_prob": True},
+    "gemma2": {
+        **_SLIDING_FIRST,
+        "query_pre_attn_scalar": 4,
+        "attn_logit_softcapping": 2.0,
+        "final_logit_softcapping": 1.5,
+    },
+    "gemma3_text": {**_SLIDING_FIRST, "query_pre_attn_scalar": 4},
+    "gpt_oss": {**_SLIDING_FIRST, **_EXPERTS, "intermediate_size": 32, "rope_parameters": _SHORT_YARN},
+}
+"""What a family needs beside the common sizes, so that each of its peculiarities shows in the tokens."""
 SPECIALS = ["<|pad|>", "<|end|>", "<|user|>", "<|assistant|>", "<|system|>"]
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}<|end|>{% endfor %}"
@@ -47,7 +57,8 @@ def save_tiny_model(folder: Path, layers: int = 3, seed: int = 0, context: int =
 
 
 def save_weights(folder: Path, family: str = "llama", seed: int = 7, **settings: Any) -> Path:
-    """A float32 model of VOCAB tokens without a tokenizer and without an end token."""
+    """A float32 model of VOCAB tokens and three layers without a tokenizer and without an end token. `family`: a model
+    type of transformers."""
     sizes: dict[str, Any] = {
         "vocab_size": VOCAB,
         "hidden_size": 64,
@@ -63,11 +74,9 @@ def save_weights(folder: Path, family: str = "llama", seed: int = 7, **settings:
         "eos_token_id": None,
         "pad_token_id": None,
     }
-    if family == "mistral":
-        sizes["sliding_window"] = None
-    config = CONFIGS[family](**{**sizes, **settings})
+    configs, auto = cast(Any, AutoConfig), cast(Any, AutoModelForCausalLM)
+    config = configs.for_model(family, **{**sizes, **OF_FAMILY.get(family, {}), **settings})
     torch.manual_seed(seed)
-    auto: Any = AutoModelForCausalLM
     auto.from_config(config, dtype=torch.float32).save_pretrained(folder)
     return folder
 

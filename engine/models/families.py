@@ -1,18 +1,37 @@
-"""Which model families this engine computes correctly, and why it refuses the others."""
+"""Which model families this engine computes correctly, and why it refuses the others.
+
+Everything is read as the family's own code in transformers reads it, not as the field's name suggests.
+"""
 
 from typing import Any
 
 from engine.errors import UnsupportedModel
+from engine.geometry import AttentionType, group_layers
 
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+ONE_TYPE = ("llama", "mistral", "qwen3_moe")
+"""All layers attend alike: these families' code has no layer types."""
+TYPE_PER_LAYER = ("gemma2", "gemma3_text", "gpt_oss", "ministral", "qwen2", "qwen3")
+FAMILIES = tuple(sorted(ONE_TYPE + TYPE_PER_LAYER))
 _ROPE_BY_LENGTH = ("dynamic", "longrope")
 
 
 def check_supported(config: Any) -> None:
     """`config`: a transformers configuration. Raises UnsupportedModel with the reason."""
-    reason = _mla(config) or _family(config) or _layer_types(config) or _rope(config)
-    if reason:
-        raise UnsupportedModel(f"model of type {config.model_type!r} cannot be served: {reason}")
+    for check in (_mla, _family, _quantized, _layer_types, _window, _direction, _rope):
+        if reason := check(config):
+            raise UnsupportedModel(f"model of type {config.model_type!r} cannot be served: {reason}")
+    group_layers(config.num_hidden_layers, layer_types(config), window(config))
+
+
+def layer_types(config: Any) -> tuple[str, ...] | None:
+    """Of a supported model; None where all layers are of one type."""
+    return tuple(config.layer_types) if config.model_type in TYPE_PER_LAYER else None
+
+
+def window(config: Any) -> int | None:
+    """Of a supported model's sliding layers, in tokens, the query's own included. Where a family lets its window be
+    switched off (`use_sliding_window`), its configuration has already done so."""
+    return getattr(config, "sliding_window", None)
 
 
 def _mla(config: Any) -> str | None:
@@ -22,26 +41,55 @@ def _mla(config: Any) -> str | None:
 
 
 def _family(config: Any) -> str | None:
-    if config.model_type not in FAMILIES:
-        return f"its family is not one of {', '.join(FAMILIES)}"
-    return None
+    if config.model_type in FAMILIES:
+        return None
+    text = getattr(config, "text_config", None)
+    if text is not None and text.model_type in FAMILIES:
+        return f"it is multimodal, only text models are: its text part alone, of type {text.model_type!r}, could be"
+    return f"its family is not one of {', '.join(FAMILIES)}"
+
+
+def _quantized(config: Any) -> str | None:
+    settings = getattr(config, "quantization_config", None)
+    if settings is None:
+        return None
+    method = settings.get("quant_method") if isinstance(settings, dict) else settings.quant_method
+    return f"its weights are quantized ({method}), only plain ones are supported: save it dequantized"
 
 
 def _layer_types(config: Any) -> str | None:
-    types = getattr(config, "layer_types", None)
-    if types is None and getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True):
-        return (
-            f"its layers attend to a sliding window of {config.sliding_window} tokens, only full attention is supported"
-        )
-    other = sorted(set(types or ()) - {"full_attention"})
+    types = set(getattr(config, "layer_types", None) or ())
+    other = sorted(types - set(AttentionType))
     if other:
-        return f"it has layers of type {', '.join(other)}, only full attention is supported"
+        return f"it has layers of type {', '.join(other)}, only {' and '.join(AttentionType)} are supported"
+    if config.model_type in ONE_TYPE and AttentionType.SLIDING in types:
+        return "it names layers of type sliding_attention, which its family's code would not heed"
+    return None
+
+
+def _window(config: Any) -> str | None:
+    tokens = window(config)
+    if tokens is not None and tokens < 1:
+        return f"it names a sliding window of {tokens} tokens: a query sees at least itself"
+    if config.model_type == "llama" and tokens:
+        return f"it names a sliding window of {tokens} tokens, which its family's code would not heed"
+    return None
+
+
+def _direction(config: Any) -> str | None:
+    if getattr(config, "use_bidirectional_attention", False):
+        return "its attention is bidirectional: a token's KV would depend on those that come after it"
     return None
 
 
 def _rope(config: Any) -> str | None:
+    """Gemma 3 has one set of parameters for each type of layer."""
     parameters = getattr(config, "rope_parameters", None) or {}
-    kind = parameters.get("rope_type", "default")
-    if kind in _ROPE_BY_LENGTH:
-        return f"rotary scaling {kind!r} depends on the length of the batch, so KV in pages would not stay valid"
+    sets = [parameters] if "rope_type" in parameters else [each for each in parameters.values() if each]
+    for each in sets:
+        if each["rope_type"] in _ROPE_BY_LENGTH:
+            return (
+                f"rotary scaling {each['rope_type']!r} depends on the length of the batch, "
+                "so KV in pages would not stay valid"
+            )
     return None

@@ -16,7 +16,7 @@ from engine.cache_pool import DTYPES
 from engine.errors import IncompleteModel
 from engine.geometry import CacheGeometry, group_layers
 from engine.models.binding import ATTENTION_NAME, register_attention
-from engine.models.families import check_supported
+from engine.models.families import check_supported, layer_types, window
 from protocol.layout import DType
 
 _WEIGHTS = "model.safetensors"
@@ -25,7 +25,8 @@ _WEIGHTS_INDEX = "model.safetensors.index.json"
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """`model` is the causal LM, or only its base where there is no head to sample from (`head` False)."""
+    """`model` is the causal LM, or only its base where there is no head to sample from (`head` False). `layer_types`
+    and `window`: as `group_layers` takes them."""
 
     model: torch.nn.Module
     dtype: DType
@@ -60,8 +61,8 @@ def load_model(directory: Path, dtype: DType = "float32", head: bool = True) -> 
         head_dim=getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
         vocab_size=config.vocab_size,
         max_positions=config.max_position_embeddings,
-        layer_types=None,
-        window=None,
+        layer_types=layer_types(config),
+        window=window(config),
         eos_token_ids=_end_tokens(directory, config),
     )
 

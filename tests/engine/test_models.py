@@ -7,7 +7,20 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import DeepseekV2Config, Gemma3TextConfig, LlamaConfig, MistralConfig, Qwen2Config
+from transformers import (
+    DeepseekV2Config,
+    Gemma2Config,
+    Gemma3Config,
+    Gemma3TextConfig,
+    GPT2Config,
+    GptOssConfig,
+    LlamaConfig,
+    MistralConfig,
+    Qwen2Config,
+    Qwen3Config,
+    Qwen3MoeConfig,
+    Qwen3NextConfig,
+)
 
 from engine.attention.torch_paged import TorchPagedAttention
 from engine.cache_pool import CachePool
@@ -16,7 +29,7 @@ from engine.forward_batch import BatchRow, ForwardBatch
 from engine.kv_cache import PagedKVCache
 from engine.model_runner import ModelRunner
 from engine.models.binding import BoundModel
-from engine.models.families import check_supported
+from engine.models.families import check_supported, layer_types, window
 from engine.models.loading import load_model
 from engine.progress import ProgressWord
 from tests.engine.driving import model_engine, prefill_here, prefill_request
@@ -29,14 +42,33 @@ def edit_config(directory: Path, **changes: Any) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
 
 
+def naming(config: Any, **fields: Any) -> Any:
+    """`config` with fields that are not of its class: a file may hold any."""
+    for name, value in fields.items():
+        setattr(config, name, value)
+    return config
+
+
+DYNAMIC = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
+
+
 @pytest.mark.parametrize(
     ("config", "reason"),
     [
-        (Gemma3TextConfig(), "family"),
+        (GPT2Config(), "family is not one of gemma2, gemma3_text, gpt_oss, llama"),
         (DeepseekV2Config(), "MLA"),
-        (MistralConfig(sliding_window=128), "sliding window of 128"),
-        (Qwen2Config(use_sliding_window=True, max_window_layers=1), "sliding_attention"),
-        (LlamaConfig(rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}), "dynamic"),
+        (Gemma3Config(), "multimodal.* of type 'gemma3_text', could be"),
+        (Qwen3NextConfig(), "family"),
+        (Qwen3Config(layer_types=["linear_attention"] * 32), "linear_attention, only full_attention and sliding"),
+        (Qwen3Config(layer_types=["chunked_attention"] * 32), "chunked_attention"),
+        (Qwen3Config(layer_types=["sliding_attention"] * 32), "window of None"),
+        (MistralConfig(sliding_window=0), "sliding window of 0 tokens"),
+        (naming(LlamaConfig(), sliding_window=128), "sliding window of 128 tokens, which .* not heed"),
+        (naming(LlamaConfig(), layer_types=["sliding_attention"] * 32), "not heed"),
+        (Gemma2Config(use_bidirectional_attention=True), "bidirectional"),
+        (LlamaConfig(rope_parameters=DYNAMIC), "dynamic"),
+        (Gemma3TextConfig(rope_parameters={"full_attention": DYNAMIC}), "dynamic"),
+        (naming(GptOssConfig(), quantization_config={"quant_method": "mxfp4"}), r"quantized \(mxfp4\)"),
     ],
 )
 def test_models_that_would_be_computed_wrongly_are_refused_with_the_reason(config: Any, reason: str) -> None:
@@ -44,16 +76,42 @@ def test_models_that_would_be_computed_wrongly_are_refused_with_the_reason(confi
         check_supported(config)
 
 
-@pytest.mark.parametrize("config", [LlamaConfig(), MistralConfig(sliding_window=None), Qwen2Config()])
-def test_plain_full_attention_is_taken(config: Any) -> None:
+@pytest.mark.parametrize(
+    ("config", "types", "tokens"),
+    [
+        (LlamaConfig(), None, None),
+        (MistralConfig(sliding_window=None), None, None),
+        (MistralConfig(sliding_window=4096), None, 4096),
+        (Qwen2Config(num_hidden_layers=2, sliding_window=4096), ("full_attention", "full_attention"), None),
+        (
+            Qwen2Config(num_hidden_layers=2, use_sliding_window=True, sliding_window=64, max_window_layers=1),
+            ("full_attention", "sliding_attention"),
+            64,
+        ),
+        (Qwen3MoeConfig(sliding_window=64), None, None),
+        (Qwen3MoeConfig(use_sliding_window=True, sliding_window=64), None, 64),
+        (Gemma2Config(num_hidden_layers=2), ("sliding_attention", "full_attention"), 4096),
+        (Gemma3TextConfig(num_hidden_layers=6), (*["sliding_attention"] * 5, "full_attention"), 4096),
+        (GptOssConfig(num_hidden_layers=2), ("sliding_attention", "full_attention"), 128),
+    ],
+)
+def test_layers_slide_where_the_family_says_so(config: Any, types: tuple[str, ...] | None, tokens: int | None) -> None:
     check_supported(config)
+    assert (layer_types(config), window(config)) == (types, tokens)
+
+
+def test_a_mistral_with_layer_types_is_what_transformers_makes_of_it(tmp_path: Path) -> None:
+    directory = save_weights(tmp_path / "m", "ministral", sliding_window=8)
+    types = ["full_attention", "sliding_attention", "full_attention"]
+    edit_config(directory, model_type="mistral", layer_types=types)
+    assert load_model(directory).layer_types == tuple(types)
 
 
 def test_a_refusal_comes_before_the_weights_are_read(tmp_path: Path) -> None:
     directory = save_weights(tmp_path / "m", "mistral")
-    edit_config(directory, sliding_window=64)
+    edit_config(directory, sliding_window=0)
     (directory / "model.safetensors").write_bytes(b"not weights")
-    with pytest.raises(UnsupportedModel, match="sliding"):
+    with pytest.raises(UnsupportedModel, match="sliding window of 0"):
         load_model(directory)
 
 

@@ -1,14 +1,42 @@
-"""Prompts for the tiny models without a tokenizer, and the oracle's tokens of them."""
+"""Tiny models of every kind that is served, prompts for them, and the oracle's tokens."""
 
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from tests.oracle import Oracle
-from tests.tiny_model import VOCAB
+from tests.tiny_model import VOCAB, WINDOW
 
 _oracle = lru_cache(maxsize=4)(Oracle)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """`types`: of its three layers, "f" for full attention and "s" for sliding."""
+
+    family: str
+    types: str = "fff"
+    settings: dict[str, Any] = field(default_factory=dict)
+
+
+KINDS = {
+    "llama": Kind("llama"),
+    "mistral": Kind("mistral"),
+    "mistral-sliding": Kind("mistral", "sss", {"sliding_window": WINDOW}),
+    "ministral": Kind("ministral", "sss", {"sliding_window": WINDOW}),
+    "qwen2": Kind("qwen2"),
+    "qwen2-sliding": Kind(
+        "qwen2", "ffs", {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 2}
+    ),
+    "qwen3": Kind("qwen3"),
+    "qwen3-moe": Kind("qwen3_moe"),
+    "gemma2": Kind("gemma2", "ssf"),
+    "gemma3": Kind("gemma3_text", "ssf"),
+    "gpt-oss": Kind("gpt_oss", "ssf"),
+}
 
 
 def greedy(directory: Path, prompt: list[int], count: int) -> list[int]:
