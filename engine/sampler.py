@@ -152,7 +152,8 @@ def _drawing(keys: Sequence[SampleKey], vocab_size: int, device: torch.device) -
         _column([min(one.top_k or vocab_size, vocab_size) for one in params], device),
         _column([one.top_p for one in params], device),
         _column([one.min_p for one in params], device),
-        any(one.top_k or one.top_p < 1.0 for one in params),
+        cuts=any(one.top_k or one.top_p < 1.0 for one in params),
+        has_min_p=any(one.min_p for one in params),
     )
     return _Drawing(shape, _column([uniform(key.seed, key.position) for key in keys], device))
 

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.distribution import Shape, argmax, ascending, log_share, pick, plain_weights, uniform, weights
+from engine.distribution import HEAD, Shape, argmax, log_share, pick, plain_weights, uniform, weights
 from protocol.sampling import SamplingParams
 from tests.engine.sampling_oracle import probabilities
 
@@ -18,13 +18,14 @@ def column(*values: float) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.float64)[:, None]
 
 
-def shape(*params: SamplingParams) -> Shape:
+def shape(*params: SamplingParams, vocab: int = VOCAB) -> Shape:
     return Shape(
         column(*(one.temperature for one in params)),
-        torch.tensor([[one.top_k or VOCAB] for one in params]),
+        torch.tensor([[one.top_k or vocab] for one in params]),
         column(*(one.top_p for one in params)),
         column(*(one.min_p for one in params)),
-        any(one.top_k or one.top_p < 1.0 for one in params),
+        cuts=any(one.top_k or one.top_p < 1.0 for one in params),
+        has_min_p=any(one.min_p for one in params),
     )
 
 
@@ -91,16 +92,34 @@ def test_top_p_is_a_share_of_what_top_k_left() -> None:
     assert kept(LOG_SHARES, top_p=0.6, top_k=2) == [1]
 
 
+WIDE = 3 * HEAD
+
+
+@pytest.mark.parametrize("top_k", [0, 5, HEAD - 1, HEAD, HEAD + 1])
+@pytest.mark.parametrize("top_p", [0.2, 0.999, 1.0])
+def test_cuts_beyond_what_is_sorted_first_are_found(top_k: int, top_p: float) -> None:
+    logits = torch.rand(1, WIDE, generator=torch.Generator().manual_seed(1))
+    params = sampled(top_k=top_k, top_p=top_p)
+    ours = weights(logits, shape(params, vocab=WIDE))[0]
+    torch.testing.assert_close(ours / ours.sum(), probabilities(logits[0], params), rtol=1e-9, atol=1e-12)
+
+
+def test_equals_at_the_edge_of_what_is_sorted_first_stay_together() -> None:
+    logits = torch.zeros(1, WIDE)
+    logits[0, :9] = 1.0
+    assert int((weights(logits, shape(sampled(top_k=HEAD), vocab=WIDE)) > 0).sum()) == WIDE
+    assert int((weights(logits, shape(sampled(top_k=9), vocab=WIDE)) > 0).sum()) == 9
+
+
 def test_min_p_is_relative_to_the_best() -> None:
     assert kept(LOG_SHARES, min_p=0.5) == [1, 2]
     assert kept(LOG_SHARES, min_p=0.7) == [1]
     assert kept(LOG_SHARES, min_p=1.0) == [1]
 
 
-def test_the_order_and_the_best_are_torchs_own() -> None:
+def test_the_best_is_the_first_of_equals() -> None:
     logits = random_logits(4)
     logits[2, 9] = logits[2, 5] = 100.0
-    assert torch.equal(ascending(logits), logits.sort(dim=-1).values)
     assert argmax(logits).tolist() == [*logits[:2].argmax(dim=-1).tolist(), 5, int(logits[3].argmax())]
 
 
