@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from decode_node.job import Job, JobState
-from engine.engine import Engine
+from engine.engine import Engine, Reservation
 from engine.errors import CapacityExceeded, InvalidRequest
 from engine.outputs import Ended, StepOutput
 from engine.request import Request
@@ -200,10 +200,10 @@ class Admission:
         """False if there is no room now. An impossible request is ended, which counts as started."""
         prompt = job.request.prompt
         local = self._local_prefill or len(prompt) == 1
-        if not local and not self._engine.can_reserve(len(prompt)):
+        request = Request(job.id, prompt, job.request.sampling, attempt=job.attempt + 1)
+        if not local and not self._engine.can_reserve(request):
             return False
         job.attempt += 1
-        request = Request(job.id, prompt, job.request.sampling, attempt=job.attempt)
         try:
             if local:
                 self._run_here(job, request)
@@ -219,11 +219,16 @@ class Admission:
         self._engine.add(request)
         job.state, job.started_ns = JobState.RUNNING, time.monotonic_ns()
 
-    def _fetch(self, job: Job, blocks: list[int]) -> None:
-        job.peer = job.untried.pop(0)
-        job.state, job.asked_ns = JobState.WAITING_FOR_KV, time.monotonic_ns()
+    def _fetch(self, job: Job, reservation: Reservation) -> None:
+        """Ask for the pages that are not here already; with all of them here, nobody is asked."""
         tokens = job.request.prompt[:-1]
         pages = self._engine.layout.pages_for(len(tokens))
+        if reservation.cached >= pages:
+            job.state = JobState.WAITING_FOR_KV
+            self._join(job)
+            return
+        job.peer = job.untried.pop(0)
+        job.state, job.asked_ns = JobState.WAITING_FOR_KV, time.monotonic_ns()
         remaining = max(0.0, job.deadline - time.monotonic())
         self._source.fetch(
             Fetch(
@@ -231,8 +236,8 @@ class Admission:
                 public_id=job.request.public_id,
                 peer=job.peer,
                 tokens=tokens,
-                blocks=blocks[:pages],
-                first_page=0,
+                blocks=reservation.blocks[reservation.cached : pages],
+                first_page=reservation.cached,
                 deadline_s=remaining,
             )
         )

@@ -1,121 +1,139 @@
-"""Which block belongs to whom. Questions in pairs with actions: the scheduler decides, the allocator acts."""
+"""The blocks of one layer group: how many a request needs, which are free. Tables are the cache manager's matter."""
 
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from enum import Enum
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
 from engine.cache_pool import CachePool
-from engine.request import Owner
+from engine.prefix_cache import PrefixCache
+
+UNBOUNDED = 1 << 62
+"""Tokens that a full ring holds: as many as may come."""
 
 
-class BlockState(Enum):
-    """What a block is; exactly one at a time, and all together are the pool. (Cached blocks will be a fourth.)"""
+class CacheAllocator(ABC):
+    """Takes chunks from the pool, cuts them into its group's blocks, and returns chunks that are wholly free."""
 
-    FREE = "free"
-    HELD = "held"
-    QUARANTINED = "quarantined"
-    """Nobody here uses it, but a peer may still write to it."""
-
-
-@dataclass
-class Holding:
-    """The block table of one owner, in token order. `since`: when its state began, on the allocator's clock."""
-
-    owner: Owner
-    state: BlockState
-    blocks: list[int]
-    since: float
-
-
-@dataclass(frozen=True)
-class BlockRecord:
-    """One block, for people. A free one has no owner and no age."""
-
-    block: int
-    state: BlockState
-    owner: str = ""
-    generation: int = 0
-    age_s: float = 0.0
-
-
-class FullAttentionCacheAllocator:
-    """Blocks for layers that attend to everything: a request's table grows by one block per `page_size` tokens."""
-
-    def __init__(self, pool: CachePool, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, pool: CachePool, group: int) -> None:
+        self.group = group
+        self.page_size = pool.geometry.page_size
+        self.blocks_per_chunk = pool.geometry.blocks_per_chunk[group]
         self._pool = pool
-        self._clock = clock
-        self._holdings: dict[Owner, Holding] = {}
-        self.total = pool.num_chunks
+        self._free: list[int] = []
+        self._used: dict[int, int] = {}
+
+    @abstractmethod
+    def blocks_for(self, tokens: int) -> int:
+        """Blocks that a request of `tokens` tokens in KV holds."""
+
+    @abstractmethod
+    def capacity(self, blocks: int) -> int:
+        """Tokens up to which a table of `blocks` blocks need not grow."""
 
     @property
     def free(self) -> int:
-        return self._pool.free_chunks
+        """Plain free blocks in chunks of this group."""
+        return len(self._free)
 
     @property
-    def quarantined(self) -> int:
-        return sum(len(h.blocks) for h in list(self._holdings.values()) if h.state is BlockState.QUARANTINED)
+    def evictable(self) -> int:
+        """Blocks that nobody uses but that are kept for a hit."""
+        return 0
+
+    def take(self, count: int) -> list[int]:
+        """From chunks in use first. The caller has made sure that there are enough."""
+        blocks = []
+        for _ in range(count):
+            if not self._free:
+                self._open_chunk()
+            block = self._free.pop()
+            self._used[block // self.blocks_per_chunk] += 1
+            blocks.append(block)
+        self._pool.check_poison(self.group, blocks)
+        return blocks
+
+    def give_back(self, blocks: Sequence[int], keep: bool) -> None:
+        """One user fewer of each, in table order. `keep`: what could be hit later stays initialised."""
+        self._set_free(blocks)
+
+    def recycle(self) -> None:
+        """Wholly free chunks go back to the pool, where any group may have them."""
+        empty = {chunk for chunk, used in self._used.items() if not used}
+        if not empty:
+            return
+        self._free = [block for block in self._free if block // self.blocks_per_chunk not in empty]
+        for chunk in sorted(empty, reverse=True):
+            del self._used[chunk]
+            self._pool.give_back(chunk)
+
+    def free_list(self) -> list[int]:
+        return list(self._free)
+
+    def chunks(self) -> list[int]:
+        """Chunks that are this group's now."""
+        return list(self._used)
+
+    def _open_chunk(self) -> None:
+        chunk = self._pool.take()
+        self._used[chunk] = 0
+        first = chunk * self.blocks_per_chunk
+        self._free.extend(range(first + self.blocks_per_chunk - 1, first - 1, -1))
+
+    def _set_free(self, blocks: Sequence[int]) -> None:
+        """In reverse, so that the first of them is the next one taken."""
+        self._pool.poison(self.group, blocks)
+        for block in reversed(blocks):
+            self._used[block // self.blocks_per_chunk] -= 1
+            self._free.append(block)
+
+
+class FullAttentionCacheAllocator(CacheAllocator):
+    """Layers that attend to everything: one block per `page_size` tokens, and full ones may be shared.
+
+    `prefix` None: nothing is shared or kept.
+    """
+
+    def __init__(self, pool: CachePool, group: int, prefix: PrefixCache | None = None) -> None:
+        super().__init__(pool, group)
+        self.prefix = prefix
 
     def blocks_for(self, tokens: int) -> int:
-        return -(-tokens // self._pool.geometry.page_size)
+        return -(-tokens // self.page_size)
 
-    def blocks(self, owner: Owner) -> Sequence[int]:
-        """The owner's table, or nothing."""
-        holding = self._holdings.get(owner)
-        return holding.blocks if holding else ()
+    def capacity(self, blocks: int) -> int:
+        return blocks * self.page_size
 
-    def missing(self, owner: Owner, tokens: int) -> int:
-        """Blocks that the owner lacks to hold `tokens` tokens."""
-        return max(0, self.blocks_for(tokens) - len(self.blocks(owner)))
+    @property
+    def evictable(self) -> int:
+        return self.prefix.initialised if self.prefix else 0
 
-    def can_grow(self, owner: Owner, tokens: int) -> bool:
-        return self.missing(owner, tokens) <= self.free
+    def take(self, count: int) -> list[int]:
+        """Plain free ones first; only what is still missing is taken from the initialised ones."""
+        short = count - self.free - self._pool.free_chunks * self.blocks_per_chunk
+        if short > 0 and self.prefix:
+            self._set_free(self.prefix.evict(short))
+        return super().take(count)
 
-    def grow(self, owner: Owner, tokens: int) -> None:
-        """Take the blocks that are missing, all of them: ask `can_grow` first."""
-        missing = self.missing(owner, tokens)
-        if not missing:
+    def give_back(self, blocks: Sequence[int], keep: bool) -> None:
+        prefix = self.prefix
+        if prefix is None:
+            self._set_free(blocks)
             return
-        holding = self._holdings.get(owner)
-        if holding is None:
-            holding = self._holdings[owner] = Holding(owner, BlockState.HELD, [], self._clock())
-        assert holding.state is BlockState.HELD, f"{owner} is in quarantine"
-        blocks = [self._pool.take() for _ in range(missing)]
-        self._pool.check_poison(0, blocks)
-        holding.blocks.extend(blocks)
+        plain = [b for b in blocks if not prefix.is_registered(b) or prefix.release(b, keep)]
+        self._set_free(plain)
 
-    def release(self, owner: Owner) -> None:
-        """Free all that the owner holds, in whatever state. Unknown owners are ignored."""
-        holding = self._holdings.pop(owner, None)
-        if holding:
-            self._pool.poison(0, holding.blocks)
-            for block in reversed(holding.blocks):
-                self._pool.give_back(block)
 
-    def quarantine(self, owner: Owner) -> None:
-        """Out of use, but not free: until `release`, which must follow proof that no peer can write there."""
-        holding = self._holdings.get(owner)
-        if holding and holding.state is BlockState.HELD:
-            holding.state, holding.since = BlockState.QUARANTINED, self._clock()
+class SlidingAttentionCacheAllocator(CacheAllocator):
+    """Layers that attend to the last `window` tokens: a ring of `window` slots, grown until it is whole, then reused.
 
-    def is_quarantined(self, owner: Owner) -> bool:
-        holding = self._holdings.get(owner)
-        return holding is not None and holding.state is BlockState.QUARANTINED
+    Never shared: what a block holds depends on how far its request has come.
+    """
 
-    def holders(self) -> list[Owner]:
-        """Owners of held blocks, not of those in quarantine."""
-        return [h.owner for h in self._holdings.values() if h.state is BlockState.HELD]
+    def __init__(self, pool: CachePool, group: int, window: int) -> None:
+        super().__init__(pool, group)
+        self._window = window
 
-    def ledger(self) -> list[BlockRecord]:
-        """By block. Any thread may ask; while the engine runs, a block on the move may show twice or not at all."""
-        now = self._clock()
-        records = [BlockRecord(block, BlockState.FREE) for block in self._pool.free_list()]
-        for h in list(self._holdings.values()):
-            id_, attempt = h.owner
-            records += [BlockRecord(block, h.state, id_, attempt, now - h.since) for block in list(h.blocks)]
-        return sorted(records, key=lambda record: record.block)
+    def blocks_for(self, tokens: int) -> int:
+        return -(-min(tokens, self._window) // self.page_size)
 
-    def check(self) -> None:
-        """Each block is exactly one of free, held and quarantined."""
-        counted = [record.block for record in self.ledger()]
-        assert counted == list(range(2, 2 + self.total)), f"blocks are not each in one place: {counted}"
+    def capacity(self, blocks: int) -> int:
+        return UNBOUNDED if blocks * self.page_size >= self._window else blocks * self.page_size

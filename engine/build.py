@@ -5,9 +5,10 @@ from dataclasses import replace
 import torch
 
 from engine.attention.torch_paged import TorchPagedAttention
+from engine.cache_manager import CacheManager
 from engine.cache_pool import DTYPES, CachePool
 from engine.config import ContinuousBatchingConfig
-from engine.engine import Engine
+from engine.engine import Engine, EngineParts
 from engine.kv_cache import PagedKVCache
 from engine.limits import Limits
 from engine.model_runner import ModelRunner
@@ -28,9 +29,11 @@ def build_engine(options: EngineOptions, head: bool) -> Engine:
 
 def assemble(loaded: LoadedModel, config: ContinuousBatchingConfig) -> Engine:
     """An engine of its own pool around a loaded model. A model serves one engine only: its layers move one word."""
-    pool = CachePool(loaded.geometry(config.page_size), config.num_blocks, config.debug_pages)
+    geometry = loaded.geometry(config.page_size)
+    assert config.num_blocks is not None
+    pool = CachePool(geometry, geometry.chunks_for(config.num_blocks), config.debug_pages)
     progress = ProgressWord()
     backend = TorchPagedAttention(PagedKVCache(pool), DTYPES[loaded.dtype])
     runner = ModelRunner(BoundModel(loaded.model, backend, progress), backend)
-    limits = Limits(loaded.vocab_size, loaded.max_positions, config.cache_tokens, loaded.eos_token_ids)
-    return Engine(config, pool, runner, progress, limits)
+    limits = Limits(loaded.vocab_size, loaded.max_positions, CacheManager(pool).max_tokens, loaded.eos_token_ids)
+    return Engine(config, EngineParts(pool, runner, progress, limits))

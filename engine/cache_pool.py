@@ -32,6 +32,7 @@ class CachePool:
         self.geometry = geometry
         self.num_chunks = num_chunks
         self.reserved = reserved
+        self.device = device
         self.bytes = (reserved + num_chunks) * geometry.chunk_bytes
         self._raw = _memory(self.bytes, device).view(reserved + num_chunks, geometry.chunk_bytes)
         self._free = list(range(reserved + num_chunks - 1, reserved - 1, -1))

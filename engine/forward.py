@@ -1,60 +1,97 @@
-"""One forward of what was scheduled: assembled, announced, run. What follows from it is the engine's matter."""
+"""One forward of what was scheduled: assembled, announced, launched, taken in. What follows from it is the engine's."""
 
 import logging
-import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from engine.allocators import FullAttentionCacheAllocator
+from engine.cache_manager import CacheManager
 from engine.errors import ForwardFailed
-from engine.forward_batch import BatchRow, ForwardBatch, SampleKey
-from engine.model_runner import Runner
+from engine.forward_batch import PLACEHOLDER, BatchRow, ForwardBatch, SampleKey
 from engine.outputs import EngineListener, PrefillChunk
 from engine.progress import ProgressWord
+from engine.runner import ForwardResult, PendingForward, Runner, SampledToken
 from engine.scheduler import ScheduledRequest
 
 log = logging.getLogger(__name__)
 
-Sampled = dict[str, int | None]
-"""New token by request id, of those that got one; None where the model's output was not finite."""
+Outcome = SampledToken | str | None
+"""Of one scheduled request: its token, what went wrong with it alone, or None where no token was wanted."""
+
+
+@dataclass(frozen=True)
+class InFlight:
+    """A forward under way, and the requests it is of."""
+
+    scheduled: Sequence[ScheduledRequest]
+    batch: ForwardBatch
+    chunks: Sequence[PrefillChunk]
+    pending: PendingForward
 
 
 class ForwardPass:
-    """Runs forwards one after the other, and keeps the promise to the listener: announced, then ended or failed."""
+    """Keeps the promise to the listener: announced, then ended or failed."""
 
-    def __init__(self, runner: Runner, allocator: FullAttentionCacheAllocator, progress: ProgressWord) -> None:
+    def __init__(self, runner: Runner, cache: CacheManager, progress: ProgressWord) -> None:
         self._runner = runner
-        self._allocator = allocator
+        self._cache = cache
         self._progress = progress
 
-    def run(self, scheduled: Sequence[ScheduledRequest], listener: EngineListener | None) -> Sampled:
+    def launch(self, scheduled: Sequence[ScheduledRequest], listener: EngineListener | None) -> InFlight:
         """Advances each request's `computed`. Raises ForwardFailed, after the listener was told."""
         batch = self._assemble(scheduled)
         chunks = self._chunks(scheduled) if listener else []
         if listener and chunks:
             listener.before_forward(chunks)
-        started = time.monotonic_ns()
         try:
-            tokens = self._runner.run(batch)
+            return InFlight(scheduled, batch, chunks, self._runner.launch(batch))
         except Exception as error:
-            log.exception("a forward of %d tokens failed", batch.num_tokens)
-            reason = f"{type(error).__name__}: {error}"
-            if listener and chunks:
-                listener.forward_failed(chunks, reason)
-            raise ForwardFailed(reason) from error
+            raise self._failed(batch, chunks, error, listener) from error
+
+    def finish(self, flight: InFlight, listener: EngineListener | None) -> tuple[ForwardResult, list[Outcome]]:
+        """Waits for it; one outcome per scheduled request, in order. Raises ForwardFailed, after the listener was
+        told."""
+        try:
+            result = flight.pending.result()
+        except Exception as error:
+            raise self._failed(flight.batch, flight.chunks, error, listener) from error
+        if listener and flight.chunks:
+            listener.forward_ended(flight.chunks, result.started_ns, result.ended_ns)
+        tokens = iter(result.tokens)
+        return result, [next(tokens) if row.sample else None for row in flight.batch.rows]
+
+    def announce_cached(self, scheduled: Sequence[ScheduledRequest], listener: EngineListener | None, now: int) -> None:
+        """Prompts that were found in the cache as a whole: there is nothing to run, and all of their KV is there."""
+        chunks = self._chunks(scheduled)
         if listener and chunks:
-            listener.forward_ended(chunks, started, time.monotonic_ns())
-        return dict(zip((row.request_id for row in batch.rows if row.sample), tokens, strict=True))
+            listener.before_forward(chunks)
+            listener.forward_ended(chunks, now, now)
+
+    def _failed(
+        self, batch: ForwardBatch, chunks: Sequence[PrefillChunk], error: Exception, listener: EngineListener | None
+    ) -> ForwardFailed:
+        log.error("a forward of %d tokens failed", batch.num_tokens, exc_info=error)
+        reason = f"{type(error).__name__}: {error}"
+        if listener and chunks:
+            listener.forward_failed(chunks, reason)
+        return ForwardFailed(reason)
 
     def _assemble(self, scheduled: Sequence[ScheduledRequest]) -> ForwardBatch:
-        rows = []
-        for item in scheduled:
-            request = item.request
-            request.computed = item.end
+        rows, samples = [], 0
+        for request, start, length in scheduled:
+            end = request.computed = start + length
+            known, carry = len(request.tokens), -1
+            if end > known:
+                tokens, carry = [PLACEHOLDER], request.sample_index
+            else:
+                tokens = request.tokens[start:end]
             key = None
-            if request.remaining == 0 and not request.prefill_only:
-                key = SampleKey(request.sampling, request.seed, item.end, request.tokens, len(request.prompt))
-            tokens = request.tokens[item.start : item.end]
-            rows.append(BatchRow(request.id, item.start, tokens, [self._allocator.blocks(request.owner)], key))
+            if end == known + request.unknown and not request.prefill_only:
+                key = SampleKey(request.sampling, request.seed, end, request.tokens, len(request.prompt))
+                request.unknown += 1
+                request.sample_index = samples
+                samples += 1
+            request.in_flight += 1
+            rows.append(BatchRow(request.id, start, tokens, self._cache.tables(request.owner), key, carry))
         return ForwardBatch(rows)
 
     def _chunks(self, scheduled: Sequence[ScheduledRequest]) -> list[PrefillChunk]:
@@ -62,13 +99,13 @@ class ForwardPass:
         first = self._progress.value + 1
         return [
             PrefillChunk(
-                request_id=item.request.id,
-                start=item.start,
-                end=item.end,
-                total=len(item.request.tokens),
-                blocks=tuple(self._allocator.blocks(item.request.owner)),
+                request_id=request.id,
+                start=start,
+                end=start + length,
+                total=len(request.tokens),
+                blocks=tuple(self._cache.tables(request.owner)[0]),
                 first_threshold=first,
             )
-            for item in scheduled
-            if item.request.prefill_only
+            for request, start, length in scheduled
+            if request.prefill_only
         ]

@@ -25,6 +25,8 @@ class Limits:
         """Raises InvalidRequest or CapacityExceeded."""
         if not request.prompt:
             raise InvalidRequest(f"request {request.id!r}: the prompt is empty")
+        if request.n < 1 or (request.n > 1 and request.prefill_only):
+            raise InvalidRequest(f"request {request.id!r}: {request.n} sequences of it cannot be generated")
         if request.sampling.max_new_tokens < 0:
             raise InvalidRequest(
                 f"request {request.id!r}: max_new_tokens {request.sampling.max_new_tokens} is negative"
@@ -38,10 +40,14 @@ class Limits:
                 f" {self.max_context}"
             )
 
+    def token_limit(self, request: Request) -> int:
+        """Tokens, prompt and new, at which it is complete at the latest."""
+        return min(len(request.prompt) + request.sampling.max_new_tokens, self.max_positions)
+
     def finish_reason(self, request: Request) -> FinishReason | None:
         """Judged by the token just appended. Running out of the model's positions counts as reaching the limit."""
         if not request.sampling.ignore_eos and request.tokens[-1] in self.eos_token_ids:
             return FinishReason.STOP
-        if request.generated >= request.sampling.max_new_tokens or len(request.tokens) >= self.max_positions:
+        if len(request.tokens) >= request.token_limit:
             return FinishReason.LENGTH
         return None

@@ -4,16 +4,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from engine.prefix_cache import CacheEvent
 from protocol.messages import Failure, FinishReason
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class NewToken:
-    """`index`: position within the request's output, from 0."""
+    """`index`: position within the request's output, from 0. `logprob`: if the request asked for it."""
 
     request_id: str
     index: int
     token: int
+    logprob: float | None = None
 
 
 @dataclass(frozen=True)
@@ -28,14 +30,18 @@ class Ended:
 
 @dataclass
 class StepOutput:
-    """`prefilled`: prefill-only requests whose last chunk ran; their blocks stay held until `Engine.release`."""
+    """`started`: requests that left the waiting line for the first time. `prefilled`: prefill-only requests whose last
+    chunk ran; their blocks stay held until `Engine.release`. `cache_events`: prefixes that can be hit from now on, or
+    no longer."""
 
     tokens: list[NewToken] = field(default_factory=list)
     ended: list[Ended] = field(default_factory=list)
     prefilled: list[str] = field(default_factory=list)
+    started: list[str] = field(default_factory=list)
+    cache_events: list[CacheEvent] = field(default_factory=list)
 
     def __bool__(self) -> bool:
-        return bool(self.tokens or self.ended or self.prefilled)
+        return bool(self.tokens or self.ended or self.prefilled or self.started or self.cache_events)
 
 
 @dataclass(frozen=True)
@@ -43,7 +49,8 @@ class PrefillChunk:
     """Tokens [start, end) of a prefill-only request's `total`, announced before their forward.
 
     `blocks`: the request's whole block table. `first_threshold`: the progress word's value once layer 0 of this
-    forward is done; layer l is done at `first_threshold + l`.
+    forward is done; layer l is done at `first_threshold + l`. Tokens before `start` are in KV already: where a prefix
+    was cached, the first chunk does not start at 0, and if all of it was, it is empty.
     """
 
     request_id: str

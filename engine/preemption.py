@@ -1,6 +1,6 @@
-"""Whom to start over when the pool is full. Pure: counts in, victims out."""
+"""Who has to make room when the pool is full. Pure: counts in, victims out."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from engine.request import Request
@@ -8,24 +8,30 @@ from engine.request import Request
 
 @dataclass(frozen=True)
 class StalledRequest:
-    """`held`: blocks that it would give back. `missing`: blocks that it lacks for what it was to run."""
+    """By layer group, `held`: blocks that would come free without it; `missing`: blocks that it lacks to go on."""
 
     request: Request
-    held: int
-    missing: int
+    held: tuple[int, ...]
+    missing: tuple[int, ...]
 
 
-def choose_victims(stalled: Sequence[StalledRequest], free: int, active: int) -> list[Request]:
-    """The newest stalled requests, oldest last, as few as let the other stalled ones go on.
+Fits = Callable[[Sequence[int], Sequence[int]], bool]
+"""(blocks given back, blocks wanted), both by group -> whether the wanted ones would be there"""
+
+
+def choose_victims(stalled: Sequence[StalledRequest], fits: Fits, active: int) -> list[StalledRequest]:
+    """The newest stalled requests of the least urgent priority, as few as let the other stalled ones go on.
 
     One active request always remains. Requests that did not stall are never chosen.
     """
-    victims: list[Request] = []
-    remaining = list(stalled)
+    victims: list[StalledRequest] = []
+    remaining = sorted(stalled, key=lambda s: s.request.priority)
     while remaining and active - len(victims) > 1:
-        victim = remaining.pop()
-        victims.append(victim.request)
-        free += victim.held
-        if sum(other.missing for other in remaining) <= free:
+        victims.append(remaining.pop())
+        if not remaining or fits(_sums([v.held for v in victims]), _sums([r.missing for r in remaining])):
             break
     return victims
+
+
+def _sums(counts: Sequence[tuple[int, ...]]) -> list[int]:
+    return [sum(column) for column in zip(*counts, strict=True)]

@@ -1,4 +1,4 @@
-"""A request as the engine keeps it: its tokens and three counters. Everything else is derived."""
+"""A request as the engine keeps it: its tokens and a few counters. Everything else is derived."""
 
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -10,7 +10,7 @@ from protocol.sampling import SamplingParams
 class RequestStatus(IntEnum):
     """Ordered: from FINISHED on a request is terminal.
 
-    PENDING -> PREFILLING -> DECODING -> FINISHED; a soft reset goes back to PENDING.
+    PENDING -> PREFILLING -> DECODING -> FINISHED; an offload or a soft reset goes back to PENDING.
     WAITING_FOR_REMOTE_KV -> DECODING, or out of the engine with its pages in quarantine.
     """
 
@@ -33,8 +33,12 @@ class Owner(NamedTuple):
 @dataclass(eq=False)
 class Request:
     """`prompt`: token ids. `attempt` tells lives of one id apart while pages of an earlier one are in quarantine.
+    `priority`: lower ones are admitted first. `n`: sequences wanted; further ones are forked off once the prompt but
+    for its last token is computed, as requests named `<id>__child#<i>`. `cache_salt`: only requests of the same salt
+    share cached blocks.
 
-    `tokens` is the prompt and all generated so far; `computed` of them are in KV (counted when a batch is assembled).
+    `tokens` is the prompt and all generated so far; `computed` of them are in KV, or will be when the forwards under
+    way end (counted when a batch is assembled). `unknown`: tokens that forwards under way are sampling.
     """
 
     id: str
@@ -42,12 +46,30 @@ class Request:
     sampling: SamplingParams
     prefill_only: bool = False
     attempt: int = 1
+    priority: int = 0
+    n: int = 1
+    cache_salt: str = ""
     status: RequestStatus = field(default=RequestStatus.PENDING, init=False)
     owner: Owner = field(init=False)
     tokens: list[int] = field(init=False)
+    token_limit: int = field(default=1 << 62, init=False)
+    """Tokens at which it is complete at the latest; set at admission."""
     computed: int = field(default=0, init=False)
+    unknown: int = field(default=0, init=False)
+    in_flight: int = field(default=0, init=False)
+    """Forwards under way that it is part of."""
+    sample_index: int = field(default=-1, init=False)
+    """Where in the last launched forward's samples its token is."""
+    sequence: int = field(default=0, init=False)
+    """Which of several sequences of its prompt it is; 0 is the one that was asked for by its own id."""
     seed: int = field(default=0, init=False)
     overtakes: int = field(default=0, init=False)
+    offloaded: bool = field(default=False, init=False)
+    """Its KV is in host memory."""
+    unborn: list[str] = field(default_factory=list, init=False)
+    """Ids of the children that are still to be forked off."""
+    block_hashes: list[bytes] = field(default_factory=list, init=False)
+    """Of its full blocks, as far as they were needed."""
 
     def __post_init__(self) -> None:
         self.owner = Owner(self.id, self.attempt)
@@ -60,11 +82,14 @@ class Request:
     @property
     def remaining(self) -> int:
         """Tokens that are not in KV yet: 1 while decoding."""
-        return len(self.tokens) - self.computed
+        return len(self.tokens) + self.unknown - self.computed
 
     @property
     def is_terminal(self) -> bool:
         return self.status >= RequestStatus.FINISHED
+
+    def child_ids(self) -> list[str]:
+        return [f"{self.id}__child#{i}" for i in range(1, self.n)]
 
     def soft_reset(self) -> None:
         """Start over, keeping what was generated: it becomes part of what is prefilled."""

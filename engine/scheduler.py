@@ -1,33 +1,40 @@
 """Which requests run in the next forward, and how many tokens of each. Counts and lists only: no torch, no clock."""
 
-from collections.abc import Iterable, Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from engine.allocators import FullAttentionCacheAllocator
+from engine.cache_manager import CacheManager
 from engine.config import ContinuousBatchingConfig
 from engine.preemption import StalledRequest
+from engine.prefix_lookup import PrefixLookup
 from engine.request import Request, RequestStatus
+from engine.waiting import WaitingQueue
+
+DECODING, PREFILLING = RequestStatus.DECODING, RequestStatus.PREFILLING
 
 
-@dataclass(frozen=True)
-class ScheduledRequest:
-    """`count` tokens of the request, from `start` on."""
+class ScheduledRequest(NamedTuple):
+    """`length` tokens of the request, from `start` on: 0 where all of a prompt was found in the cache."""
 
     request: Request
     start: int
-    count: int
+    length: int
 
     @property
     def end(self) -> int:
-        return self.start + self.count
+        return self.start + self.length
 
 
 @dataclass
 class SchedulerOutput:
-    """`stalled`: active requests that got no blocks, in scheduling order."""
+    """`stalled`: active requests that got no blocks, in scheduling order. `restored`: scheduled requests whose KV must
+    come back from host memory before the forward."""
 
     scheduled: list[ScheduledRequest] = field(default_factory=list)
     stalled: list[StalledRequest] = field(default_factory=list)
+    restored: list[Request] = field(default_factory=list)
     allocation_failed: bool = False
 
     @property
@@ -37,141 +44,219 @@ class SchedulerOutput:
 
 @dataclass
 class _Budget:
-    """What is left of one forward: query tokens, tokens of KV read back, requests."""
+    """What is left of one forward: query tokens, tokens of KV read back, requests. As long as there are only decodes,
+    models without sliding layers read KV through block tables, at no cost."""
 
     tokens: int
     cache: int
     requests: int
+    decodes_are_free: bool
+    decode_only: bool = True
 
-    def spend(self, count: int, read: int) -> None:
+    def allows(self, read: int, decoding: bool) -> bool:
+        return read <= self.cache or (decoding and self.decode_only and self.decodes_are_free)
+
+    def spend(self, count: int, read: int, decoding: bool) -> None:
         self.tokens -= count
         self.cache -= read
         self.requests -= 1
+        self.decode_only = self.decode_only and decoding
 
     @property
     def spent(self) -> bool:
-        return self.tokens <= 0 or self.cache <= 0 or self.requests <= 0
+        if self.tokens <= 0 or self.requests <= 0:
+            return True
+        return self.cache <= 0 and not (self.decode_only and self.decodes_are_free)
 
 
-class FIFOScheduler:
-    """Active decodes first, then prompts under way, then waiting requests in order of arrival.
+class Scheduler(ABC):
+    """Owns the two queues. `active` requests hold blocks and are in order of becoming active. After an offload or soft
+    reset no waiting request is considered until a request has left the engine, or nothing is active."""
 
-    Owns the two queues. `active` requests hold blocks and are in order of becoming active. After a soft reset no
-    waiting request is considered until a request has left the engine, or nothing is active (`hold_admissions`).
-    """
-
-    def __init__(self, config: ContinuousBatchingConfig, allocator: FullAttentionCacheAllocator) -> None:
-        self._config = config
-        self._allocator = allocator
+    def __init__(self, config: ContinuousBatchingConfig, cache: CacheManager, lookup: PrefixLookup) -> None:
+        geometry = cache.pool.geometry
+        self._batch_tokens, self._request_cap = config.batch_tokens, config.request_cap
+        self._cache_tokens = geometry.cache_tokens(cache.pool.num_chunks)
+        self._margin, self._max_overtakes = config.margin, config.max_overtakes
+        self._is_full = geometry.is_full
+        self._window = _only_window(cache)
+        self._cache = cache
+        self._lookup = lookup
         self.active: dict[str, Request] = {}
-        self.waiting: dict[str, Request] = {}
+        self.waiting = WaitingQueue()
         self._admissions_held = False
 
+    @abstractmethod
+    def _running(self) -> Iterable[Request]:
+        """The active requests in the order in which they are considered."""
+
+    # ---- the queues ----
+
     def enqueue(self, request: Request) -> None:
-        """At the end of the waiting order."""
-        self.waiting[request.id] = request
+        """At the end of its priority's waiting order."""
+        self.waiting.append(request)
 
     def activate(self, request: Request) -> None:
         """At the end of the active order."""
-        self.waiting.pop(request.id, None)
+        self.waiting.discard(request)
         self.active[request.id] = request
 
     def remove(self, request: Request) -> None:
         """It has left the engine: room may have come free, so waiting requests are considered again."""
-        self.active.pop(request.id, None)
-        self.waiting.pop(request.id, None)
+        if self.active.get(request.id) is request:
+            del self.active[request.id]
+        self.waiting.discard(request)
         self._admissions_held = False
 
-    def reset(self, request: Request) -> None:
-        """Send an active request back to the end of the waiting order; the caller frees its blocks."""
+    def send_back(self, request: Request) -> None:
+        """From active to the end of the waiting order, as it has to make room."""
         del self.active[request.id]
-        request.soft_reset()
+        request.status = RequestStatus.PENDING
         self.enqueue(request)
         self._admissions_held = True
 
+    # ---- the choice ----
+
     def schedule(self) -> SchedulerOutput:
-        """Takes blocks and sets statuses; `Request.computed` is the caller's, once it assembles the batch."""
-        config, output = self._config, SchedulerOutput()
-        passed: list[Request] = []
-        budget = _Budget(config.max_batch_tokens, config.cache_tokens, config.request_cap)
+        """Takes blocks and sets statuses; `Request.computed` is the caller's, once it assembles the batch, except where
+        a cached prefix was attached."""
+        self._cache.recycle()
+        output = SchedulerOutput()
+        budget = _Budget(self._batch_tokens, self._cache_tokens, self._request_cap, self._is_full)
         in_margin = self._in_margin()
-        for request in self._candidates():
-            waiting = request.id in self.waiting
-            if not in_margin and output.scheduled and request.status is not RequestStatus.DECODING:
-                break
-            if waiting and self._queue_is_held(passed):
-                break
-            if not self._try(request, budget, output):
-                passed += [request] if waiting else []
+        for request in self._running():
+            if not in_margin and output.scheduled and request.status is not DECODING:
                 continue
-            if waiting:
-                self._overtake(passed)
-            if budget.spent:
-                break
+            if self._try(request, budget, output) and budget.spent:
+                return output
+        if not self._admissions_are_held:
+            self._admit(budget, output, in_margin)
         return output
 
-    def may_reserve(self, tokens: int, busy: bool) -> bool:
-        """Whether a request from outside the queues may take blocks for `tokens` now, under the same rules as those
-        inside. `busy`: something runs or holds a reservation already."""
-        if self._admissions_are_held or self._queue_is_held(self.waiting.values()):
+    def may_reserve(self, request: Request, hits: Sequence[int], busy: bool) -> bool:
+        """Whether a request from outside the queues may take blocks for its prompt now, under the same rules as those
+        inside. `hits`: cached blocks that it begins with. `busy`: something runs or holds a reservation already."""
+        if self._admissions_are_held or self._queue_is_held(self.waiting):
             return False
-        return self._allocator.blocks_for(tokens) <= self._allocator.free and (self._in_margin() or not busy)
+        if not self._cache.can_hold(request.owner, len(request.prompt), hits):
+            return False
+        return not busy or self._in_margin()
 
     def count_reservation(self) -> None:
         """Somebody from outside was let in ahead of all that wait."""
-        self._overtake(self.waiting.values())
+        self._overtake(self.waiting)
 
-    def _candidates(self) -> Iterator[Request]:
-        active = list(self.active.values())
-        yield from (r for r in active if r.status is RequestStatus.DECODING)
-        yield from (r for r in active if r.status is RequestStatus.PREFILLING)
-        if not self._admissions_are_held:
-            yield from list(self.waiting.values())
+    # ---- inside ----
 
-    def _try(self, request: Request, budget: _Budget, output: SchedulerOutput) -> bool:
-        """Schedule one candidate if budget and blocks allow. Skipping it does not block those behind."""
-        count = min(request.remaining, budget.tokens)
-        if budget.cache < request.computed:
+    def _admit(self, budget: _Budget, output: SchedulerOutput, in_margin: bool) -> None:
+        """Waiting requests; one that does not fit does not block those behind, but for a bounded number of times."""
+        passed: list[Request] = []
+        for request in self.waiting:
+            if (not in_margin and output.scheduled) or self._queue_is_held(passed):
+                return
+            if not self._try_waiting(request, budget, output):
+                passed.append(request)
+                continue
+            self._overtake(passed)
+            if budget.spent:
+                return
+
+    def _try_waiting(self, request: Request, budget: _Budget, output: SchedulerOutput) -> bool:
+        hits = () if request.offloaded else self._lookup.hits(request)
+        request.computed += len(hits) * self._cache.pool.geometry.page_size
+        if not self._try(request, budget, output, hits):
+            request.computed -= len(hits) * self._cache.pool.geometry.page_size
             return False
-        if not self._take_blocks(request, request.computed + count):
-            output.allocation_failed = True
-            if request.id in self.active:
-                output.stalled.append(self._stalled(request, request.computed + count))
-            return False
-        budget.spend(count, request.computed)
-        self._mark_scheduled(request, count)
-        output.scheduled.append(ScheduledRequest(request, request.computed, count))
+        self._lookup.count(request, hits)
+        self.activate(request)
+        if request.offloaded:
+            request.offloaded = False
+            output.restored.append(request)
         return True
 
-    def _take_blocks(self, request: Request, tokens: int) -> bool:
+    def _try(self, request: Request, budget: _Budget, output: SchedulerOutput, hits: Sequence[int] = ()) -> bool:
+        """Schedule one candidate if budgets and blocks allow."""
+        computed, remaining = request.computed, request.remaining
+        if not _may_run(request):
+            return False
+        wanted = remaining - 1 if request.unborn else remaining
+        count = wanted if wanted < budget.tokens else budget.tokens
+        read = computed if self._window is None or computed < self._window else self._window
+        decoding = request.status is DECODING
+        if not budget.allows(read, decoding):
+            return False
+        if not self._take_blocks(request, computed + count, hits):
+            self._note_failure(request, computed + count, output)
+            return False
+        budget.spend(count, read, decoding)
+        request.status = DECODING if count == remaining and not request.prefill_only else PREFILLING
+        output.scheduled.append(ScheduledRequest(request, computed, count))
+        return True
+
+    def _take_blocks(self, request: Request, tokens: int, hits: Sequence[int]) -> bool:
         """A prefill-only request takes all of its blocks at admission, so that it can never stall."""
-        wanted = len(request.tokens) if request.prefill_only else tokens
-        if not self._allocator.can_grow(request.owner, wanted):
+        if request.prefill_only:
+            tokens = len(request.tokens)
+        if not self._cache.can_hold(request.owner, tokens, hits):
             return False
-        self._allocator.grow(request.owner, wanted)
+        self._cache.hold(request.owner, tokens, hits)
         return True
 
-    def _stalled(self, request: Request, tokens: int) -> StalledRequest:
-        held, missing = self._allocator.blocks(request.owner), self._allocator.missing(request.owner, tokens)
-        return StalledRequest(request, len(held), missing)
-
-    def _mark_scheduled(self, request: Request, count: int) -> None:
-        ends = count == request.remaining and not request.prefill_only
-        request.status = RequestStatus.DECODING if ends else RequestStatus.PREFILLING
-        if request.id not in self.active:
-            self.activate(request)
+    def _note_failure(self, request: Request, tokens: int, output: SchedulerOutput) -> None:
+        output.allocation_failed = True
+        if request.id in self.active:
+            held, missing = self._cache.sole_blocks(request.owner), self._cache.missing_blocks(request.owner, tokens)
+            output.stalled.append(StalledRequest(request, tuple(held), tuple(missing)))
 
     @property
     def _admissions_are_held(self) -> bool:
         return self._admissions_held and bool(self.active)
 
     def _in_margin(self) -> bool:
-        return self._allocator.free / self._allocator.total >= self._config.safety_margin
+        return self._cache.free_fraction >= self._margin
 
     def _queue_is_held(self, passed: Iterable[Request]) -> bool:
-        return any(request.overtakes >= self._config.max_overtakes for request in passed)
+        return any(request.overtakes >= self._max_overtakes for request in passed)
 
     @staticmethod
     def _overtake(passed: Iterable[Request]) -> None:
         for request in passed:
             request.overtakes += 1
+
+
+class FIFOScheduler(Scheduler):
+    """Active decodes first, then prompts under way, then waiting requests in order of arrival."""
+
+    def _running(self) -> Iterator[Request]:
+        active = list(self.active.values())
+        yield from [r for r in active if r.status is DECODING]
+        yield from [r for r in active if r.status is PREFILLING]
+
+
+class PrefillFirstScheduler(Scheduler):
+    """Prompts under way first, then active decodes, then waiting requests in order of arrival."""
+
+    def _running(self) -> Iterator[Request]:
+        active = list(self.active.values())
+        yield from [r for r in active if r.status is PREFILLING]
+        yield from [r for r in active if r.status is DECODING]
+
+
+SCHEDULERS: dict[str, type[Scheduler]] = {"fifo": FIFOScheduler, "prefill_first": PrefillFirstScheduler}
+
+
+def _may_run(request: Request) -> bool:
+    """While a token of it is still being sampled, it runs on only if that cannot be its last one, and if the next one
+    does not depend on it through more than the model."""
+    if request.unborn and request.remaining == 1:
+        return False
+    if not request.unknown:
+        return True
+    ends = len(request.tokens) + request.unknown >= request.token_limit
+    return not ends and not request.sampling.needs_history
+
+
+def _only_window(cache: CacheManager) -> int | None:
+    """Of a model with sliding layers alone: no more than that is ever read back."""
+    windows = [group.window for group in cache.pool.geometry.groups]
+    return windows[0] if len(windows) == 1 else None

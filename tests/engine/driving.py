@@ -5,6 +5,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from engine.build import assemble
 from engine.config import ContinuousBatchingConfig
@@ -25,6 +26,8 @@ def model_engine(
     max_batch_tokens: int = 64,
     safety_margin: float = 0.0,
     head: bool = True,
+    sharing: bool = False,
+    **settings: Any,
 ) -> Engine:
     """An engine with a real model; free pages are poisoned."""
     config = ContinuousBatchingConfig(
@@ -33,7 +36,9 @@ def model_engine(
         max_batch_tokens=max_batch_tokens,
         max_requests_per_batch=min(16, max_batch_tokens),
         safety_margin=safety_margin,
+        allow_block_sharing=sharing,
         debug_pages=True,
+        **settings,
     )
     return assemble(load_model(directory, head=head), config)
 

@@ -1,20 +1,23 @@
-"""Who holds which block: P17, P18, and a random life that never loses one."""
+"""How many blocks a request of so many tokens holds, and how chunks change hands: P15 to P20."""
 
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+import pytest
 
-from engine.allocators import BlockState, FullAttentionCacheAllocator
+from engine.allocators import UNBOUNDED, FullAttentionCacheAllocator, SlidingAttentionCacheAllocator
+from engine.cache_manager import CacheManager
 from engine.cache_pool import CachePool
-from engine.geometry import full_geometry
+from engine.geometry import AttentionType, CacheGeometry, LayerGroup, full_geometry
 from engine.request import Owner
-from tests.engine.traces import T0, Harness
+from tests.engine.traces import T0, T1, Harness
 
 A, B = Owner("A", 1), Owner("B", 1)
-
-
-def allocator_of(blocks: int, now: float = 0.0) -> FullAttentionCacheAllocator:
-    return FullAttentionCacheAllocator(CachePool(full_geometry(T0), blocks), clock=lambda: now)
+P18 = CacheGeometry(
+    page_size=4,
+    kv_heads=1,
+    head_dim=1,
+    dtype="float32",
+    groups=(LayerGroup(AttentionType.FULL, (0,)), LayerGroup(AttentionType.SLIDING, (1,), window=8)),
+)
+"""Pages of 32 bytes: a chunk of 128 bytes is 4 blocks of either type."""
 
 
 def test_p17_prompts_hold_whole_pages() -> None:
@@ -35,82 +38,67 @@ def test_p17_a_block_is_taken_when_its_first_token_is_written() -> None:
     assert held == [1, 2, 2, 2, 2, 0]
 
 
-def test_p18_all_or_nothing() -> None:
-    allocator = allocator_of(2)
-    assert not allocator.can_grow(A, 9)
-    assert allocator.free == 2
-    assert allocator.can_grow(A, 0)
-    assert allocator.can_grow(A, 8)
-    allocator.grow(A, 8)
-    assert (allocator.free, len(allocator.blocks(A))) == (0, 2)
-    assert allocator.can_grow(A, 8)
-    assert not allocator.can_grow(B, 1)
+def test_full_attention_needs_a_block_for_every_page_of_tokens() -> None:
+    allocator = FullAttentionCacheAllocator(CachePool(full_geometry(T0), 4), 0)
+    assert [allocator.blocks_for(n) for n in (0, 1, 4, 5, 16)] == [0, 1, 1, 2, 4]
+    assert [allocator.capacity(n) for n in (0, 1, 4)] == [0, 4, 16]
 
 
-def test_a_table_grows_in_token_order_and_keeps_what_it_has() -> None:
-    allocator = allocator_of(4)
-    allocator.grow(A, 3)
-    first = list(allocator.blocks(A))
-    allocator.grow(B, 1)
-    allocator.grow(A, 9)
-    assert list(allocator.blocks(A))[:1] == first
-    assert len(set(allocator.blocks(A)) | set(allocator.blocks(B))) == 4
+@pytest.mark.parametrize(
+    ("window", "blocks", "whole"), [(8, [0, 1, 1, 2, 2, 2], 2), (6, [0, 1, 1, 2, 2, 2], 2), (3, [0, 1, 1, 1, 1, 1], 1)]
+)
+def test_a_ring_grows_to_its_window_and_no_further(window: int, blocks: list[int], whole: int) -> None:
+    allocator = SlidingAttentionCacheAllocator(CachePool(T1, 4), 1, window)
+    assert [allocator.blocks_for(n) for n in (0, 1, 4, 5, 9, 1000)] == blocks
+    assert allocator.capacity(whole) == UNBOUNDED
+    assert allocator.capacity(whole - 1) == 4 * (whole - 1)
 
 
-def test_the_ledger_says_state_owner_generation_and_age() -> None:
-    now = [10.0]
-    allocator = FullAttentionCacheAllocator(CachePool(full_geometry(T0), 3), clock=lambda: now[0])
-    allocator.grow(A, 4)
-    allocator.grow(Owner("B", 7), 4)
-    now[0] = 12.0
-    allocator.quarantine(Owner("B", 7))
-    now[0] = 15.0
-    rows = {(r.state, r.owner, r.generation, r.age_s) for r in allocator.ledger()}
-    assert rows == {
-        (BlockState.HELD, "A", 1, 5.0),
-        (BlockState.QUARANTINED, "B", 7, 3.0),
-        (BlockState.FREE, "", 0, 0.0),
-    }
+def test_p18_all_or_nothing_over_both_groups() -> None:
+    enough, short = CacheManager(CachePool(P18, 3)), CacheManager(CachePool(P18, 2))
+    assert enough.can_hold(A, 32)
+    enough.hold(A, 32)
+    assert [len(table) for table in enough.tables(A)] == [8, 2]
+    assert enough.pool.free_chunks == 0
+    assert not short.can_hold(A, 32)
+    assert (short.pool.free_chunks, short.holds(A)) == (2, False)
+    assert short.can_hold(A, 0)
 
 
-class LifeOfBlocks(RuleBasedStateMachine):
-    """Against the simplest model: a table of tokens and states by owner."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.allocator = allocator_of(12)
-        self.tokens: dict[Owner, int] = {}
-        self.quarantined: set[Owner] = set()
-
-    owners = st.builds(Owner, st.sampled_from("ABC"), st.integers(1, 2))
-
-    @rule(owner=owners, tokens=st.integers(0, 30))
-    def grow(self, owner: Owner, tokens: int) -> None:
-        if owner in self.quarantined or not self.allocator.can_grow(owner, tokens):
-            return
-        self.allocator.grow(owner, tokens)
-        self.tokens[owner] = max(tokens, self.tokens.get(owner, 0))
-
-    @rule(owner=owners)
-    def quarantine(self, owner: Owner) -> None:
-        self.allocator.quarantine(owner)
-        if self.tokens.get(owner):
-            self.quarantined.add(owner)
-
-    @rule(owner=owners)
-    def release(self, owner: Owner) -> None:
-        self.allocator.release(owner)
-        self.tokens.pop(owner, None)
-        self.quarantined.discard(owner)
-
-    @invariant()
-    def every_block_is_in_one_place(self) -> None:
-        self.allocator.check()
-        wanted = {owner: -(-tokens // 4) for owner, tokens in self.tokens.items()}
-        assert {owner: len(self.allocator.blocks(owner)) for owner in wanted} == wanted
-        assert self.allocator.free == 12 - sum(wanted.values())
-        assert self.allocator.quarantined == sum(wanted[owner] for owner in self.quarantined)
+def test_blocks_come_from_chunks_in_use_before_a_new_one_is_opened() -> None:
+    cache = CacheManager(CachePool(P18, 3))
+    cache.hold(A, 4)
+    assert cache.pool.free_chunks == 1
+    cache.hold(B, 8)
+    assert cache.pool.free_chunks == 1
+    chunks = {block // 4 for owner in (A, B) for block in cache.tables(owner)[0]}
+    assert len(chunks) == 1
 
 
-TestLifeOfBlocks = LifeOfBlocks.TestCase
-TestLifeOfBlocks.settings = settings(max_examples=40, stateful_step_count=30, deadline=None, derandomize=True)
+def test_p20_a_chunk_that_is_wholly_free_may_change_its_group() -> None:
+    cache = CacheManager(CachePool(T1, 3))
+    assert not cache.can_hold(A, 9 * 4), "9 full blocks would leave no chunk for the ring"
+    cache.allocators[0].take(9)
+    assert not cache.can_hold(B, 8)
+    cache.allocators[0].give_back(range(6, 15), keep=False)
+    cache.recycle()
+    cache.hold(B, 8)
+    assert [len(table) for table in cache.tables(B)] == [2, 2]
+    assert cache.pool.free_chunks == 0
+
+
+def test_a_chunk_with_one_used_block_stays_with_its_group() -> None:
+    cache = CacheManager(CachePool(T1, 3))
+    blocks = cache.allocators[0].take(9)
+    used = [blocks[0], blocks[3], blocks[6]]
+    cache.allocators[0].give_back([block for block in blocks if block not in used], keep=False)
+    cache.recycle()
+    assert cache.pool.free_chunks == 0
+    assert not cache.can_hold(B, 4), "bytes are free, but no chunk is"
+
+
+def test_the_longest_request_is_known_beforehand() -> None:
+    assert CacheManager(CachePool(full_geometry(T0), 8)).max_tokens == 32
+    assert CacheManager(CachePool(T1, 3)).max_tokens == 12, "two chunks for the ring, one of three full blocks"
+    sliding = CacheGeometry(8, 1, 8, "float32", (LayerGroup(AttentionType.SLIDING, (0, 1), window=3),))
+    assert CacheManager(CachePool(sliding, 1)).max_tokens == UNBOUNDED

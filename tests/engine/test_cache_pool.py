@@ -5,16 +5,8 @@ import torch
 
 from engine.cache_pool import CachePool
 from engine.errors import PoisonBroken
-from engine.geometry import AttentionType, CacheGeometry, LayerGroup, full_geometry
-from tests.engine.traces import T0
-
-T1 = CacheGeometry(
-    page_size=4,
-    kv_heads=1,
-    head_dim=8,
-    dtype="float32",
-    groups=(LayerGroup(AttentionType.FULL, (3,)), LayerGroup(AttentionType.SLIDING, (0, 1, 2), window=8)),
-)
+from engine.geometry import full_geometry
+from tests.engine.traces import T0, T1
 
 
 def test_chunks_come_from_one_zeroed_page_aligned_piece_and_two_are_kept_back() -> None:

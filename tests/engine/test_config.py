@@ -1,10 +1,12 @@
 """Settings that cannot work are refused at construction (P10)."""
 
+from dataclasses import fields
 from typing import Any
 
 import pytest
+from transformers.generation.configuration_utils import ContinuousBatchingConfig as Theirs
 
-from engine.config import ContinuousBatchingConfig
+from engine.config import OMITTED, ContinuousBatchingConfig
 
 
 @pytest.mark.parametrize(
@@ -18,6 +20,13 @@ from engine.config import ContinuousBatchingConfig
         ("max_overtakes", 0),
         ("page_size", 3),
         ("scheduler_type", "shortest_first"),
+        ("eviction_policy", "random"),
+        ("max_memory_percent", 0.0),
+        ("max_memory_percent", 1.5),
+        ("cpu_offload_space", -1.0),
+        ("cpu_offload_space_safety_threshold", 1.1),
+        ("max_queue_size", -1),
+        ("q_padding_interval_size", -1),
     ],
 )
 def test_impossible_values_are_refused_by_name(name: str, value: Any) -> None:
@@ -26,14 +35,20 @@ def test_impossible_values_are_refused_by_name(name: str, value: Any) -> None:
 
 
 def test_the_defaults_are_those_of_the_specification() -> None:
-    config = ContinuousBatchingConfig(num_blocks=8)
-    assert (config.page_size, config.max_batch_tokens, config.safety_margin) == (256, 8192, 0.15)
-    assert (config.scheduler_type, config.max_overtakes) == ("fifo", 64)
+    config = ContinuousBatchingConfig()
+    assert (config.page_size, config.num_blocks, config.batch_tokens, config.request_cap) == (256, None, 8192, 1024)
+    assert (config.scheduler_type, config.margin, config.max_overtakes) == ("fifo", 0.15, 64)
+    assert (config.allow_block_sharing, config.eviction_policy, config.cpu_offload_space) == (True, "most_recent", 0.0)
+    assert ContinuousBatchingConfig(scheduler_type="prefill_first").margin == 0.0
 
 
 def test_the_request_cap_never_exceeds_the_token_budget() -> None:
     assert ContinuousBatchingConfig(num_blocks=8, max_batch_tokens=16).request_cap == 16
 
 
-def test_the_cache_budget_is_counted_in_tokens() -> None:
-    assert ContinuousBatchingConfig(num_blocks=6, page_size=4).cache_tokens == 24
+def test_every_field_of_the_specification_is_there_or_is_listed_as_omitted() -> None:
+    """The fields of transformers' own class, which is the oracle."""
+    theirs = {field.name for field in fields(Theirs)}
+    ours = {field.name for field in fields(ContinuousBatchingConfig)}
+    assert theirs == (ours & theirs) | OMITTED.keys()
+    assert not ours & OMITTED.keys()

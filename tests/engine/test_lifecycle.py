@@ -119,7 +119,7 @@ def test_a_prompt_that_can_never_fit_is_refused(room: str) -> None:
 
 def test_cancelling_gives_exactly_one_end_in_any_state() -> None:
     h = Harness(tokens=8, num_blocks=16)
-    h.engine.reserve(h.make("remote", 4, 4))
+    h.reserve("remote", 4, 4)
     h.add("decoding", 4, 10)
     h.add("prefilling", 10, 4)
     h.add("waiting", 10, 4)

@@ -32,7 +32,7 @@ class RandomWork:
         self.next = 0
 
     def look(self, batch: ForwardBatch) -> None:
-        assert 0 < batch.num_tokens <= self.h.config.max_batch_tokens
+        assert 0 < batch.num_tokens <= self.h.config.batch_tokens
         assert len(batch.rows) <= self.h.config.request_cap
         tables = [block for row in batch.rows for block in row.tables[0]]
         assert len(tables) == len(set(tables)), "a block in two tables"
@@ -48,7 +48,7 @@ class RandomWork:
         length = self.random.randrange(1, 30)
         if verb < 2:
             self.offer(name, length)
-        elif verb == 2 and self.h.engine.can_reserve(length):
+        elif verb == 2 and self.h.can_reserve(length):
             self.h.engine.reserve(self.h.make(name, length, self.random.randrange(0, 12)))
             self.remote.add(name)
             self.expected.add(name)

@@ -11,7 +11,7 @@ from tests.engine.traces import Harness
 def test_all_pages_of_the_prompt_are_taken_and_none_is_scheduled(prompt: int, blocks: int) -> None:
     h = Harness()
     request = h.make("A", prompt, 2)
-    assert len(set(h.engine.reserve(request))) == blocks
+    assert len(set(h.engine.reserve(request).blocks)) == blocks
     assert request.status is RequestStatus.WAITING_FOR_REMOTE_KV
     assert not h.engine.has_work
     assert h.step() == ""
@@ -19,7 +19,7 @@ def test_all_pages_of_the_prompt_are_taken_and_none_is_scheduled(prompt: int, bl
 
 def test_resuming_runs_the_last_prompt_token_as_a_decode_step() -> None:
     h = Harness()
-    h.engine.reserve(h.make("A", 8, 3))
+    h.reserve("A", 8, 3)
     h.engine.resume("A", computed=7)
     assert h.run() == "A1@7 / A1@8 / A1@9"
     assert h.generated("A") == 3
@@ -28,7 +28,7 @@ def test_resuming_runs_the_last_prompt_token_as_a_decode_step() -> None:
 
 def test_resuming_with_less_runs_the_rest_as_prompt() -> None:
     h = Harness(tokens=2)
-    h.engine.reserve(h.make("A", 8, 1))
+    h.reserve("A", 8, 1)
     h.engine.resume("A", computed=5)
     assert h.run() == "A2@5 / A1@7"
     h.assert_at_rest()
@@ -44,26 +44,26 @@ def test_resuming_what_does_not_wait_is_an_error_of_the_caller() -> None:
 
 def test_no_room_is_known_before_and_takes_nothing() -> None:
     h = Harness(num_blocks=4)
-    h.engine.reserve(h.make("A", 9, 2))
-    assert h.engine.can_reserve(4)
-    assert not h.engine.can_reserve(5)
+    h.reserve("A", 9, 2)
+    assert h.can_reserve(4)
+    assert not h.can_reserve(5)
     with pytest.raises(NoRoom):
-        h.engine.reserve(h.make("B", 5, 2))
+        h.reserve("B", 5, 2)
     assert h.engine.pages_free == 1
-    h.engine.reserve(h.make("B", 4, 2))
+    h.reserve("B", 4, 2)
 
 
 def test_what_can_never_fit_is_refused_for_good() -> None:
     h = Harness(num_blocks=4)
     with pytest.raises(CapacityExceeded):
-        h.engine.reserve(h.make("A", 17, 2))
+        h.reserve("A", 17, 2)
     with pytest.raises(InvalidRequest):
-        h.engine.reserve(h.make("A", 0, 2))
+        h.reserve("A", 0, 2)
 
 
 def test_quarantined_pages_come_back_only_by_name_and_attempt() -> None:
     h = Harness(num_blocks=4)
-    h.engine.reserve(h.make("A", 8, 2))
+    h.reserve("A", 8, 2)
     h.engine.quarantine("A")
     assert (h.engine.pages_quarantined, h.engine.pages_free) == (2, 2)
     assert h.run() == ""
@@ -78,11 +78,11 @@ def test_quarantined_pages_come_back_only_by_name_and_attempt() -> None:
 
 def test_a_second_attempt_lives_beside_the_quarantine_of_the_first() -> None:
     h = Harness(num_blocks=5)
-    first = h.engine.reserve(h.make("A", 8, 2))
+    first = h.reserve("A", 8, 2)
     h.engine.quarantine("A")
     with pytest.raises(InvalidRequest, match="quarantine"):
-        h.engine.reserve(h.make("A", 8, 2))
-    second = h.engine.reserve(h.make("A", 8, 2, attempt=2))
+        h.reserve("A", 8, 2)
+    second = h.reserve("A", 8, 2, attempt=2)
     assert not set(first) & set(second)
     h.engine.resume("A", computed=7)
     h.run()
@@ -95,7 +95,7 @@ def test_a_second_attempt_lives_beside_the_quarantine_of_the_first() -> None:
 
 def test_held_pages_cannot_be_freed_as_if_they_were_in_quarantine() -> None:
     h = Harness()
-    h.engine.reserve(h.make("A", 8, 2))
+    h.reserve("A", 8, 2)
     h.engine.free_quarantined("A", 1)
     assert h.blocks("A") == 2
 
@@ -106,9 +106,9 @@ def test_no_reservation_passes_a_request_that_has_been_overtaken_too_often() -> 
     h.step()
     h.add("big", 20, 1)
     for name in ("A", "B"):
-        assert h.engine.can_reserve(4)
-        h.engine.reserve(h.make(name, 4, 1))
-    assert not h.engine.can_reserve(4)
+        assert h.can_reserve(4)
+        h.reserve(name, 4, 1)
+    assert not h.can_reserve(4)
     h.engine.resume("A", computed=3)
     h.engine.resume("B", computed=3)
     h.run()
@@ -122,6 +122,6 @@ def test_no_reservation_after_a_soft_reset_until_a_request_leaves() -> None:
     h.steps(2)
     assert h.engine.counters.resets == 1
     assert h.engine.pages_free == 2
-    assert not h.engine.can_reserve(4)
+    assert not h.can_reserve(4)
     h.engine.abort("A")
-    assert h.engine.can_reserve(4)
+    assert h.can_reserve(4)

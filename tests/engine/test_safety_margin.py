@@ -43,8 +43,8 @@ def test_p14_the_margin_never_idles_the_engine() -> None:
 
 def test_reservations_obey_the_margin_unless_nothing_else_is_there() -> None:
     h = Harness(num_blocks=20, margin=0.25)
-    assert h.engine.can_reserve(80)
-    h.engine.reserve(h.make("A", 64, 4))
-    assert not h.engine.can_reserve(4)
+    assert h.can_reserve(80)
+    h.reserve("A", 64, 4)
+    assert not h.can_reserve(4)
     h.engine.abort("A")
-    assert h.engine.can_reserve(4), "what lies in quarantine does not run"
+    assert h.can_reserve(4), "what lies in quarantine does not run"

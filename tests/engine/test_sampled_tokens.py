@@ -40,7 +40,7 @@ def test_a_soft_reset_does_not_change_what_is_sampled(tiny_llama: Path, expected
 def test_a_prompt_computed_elsewhere_is_sampled_alike(tiny_llama: Path, expected: list[int]) -> None:
     prefill = model_engine(tiny_llama, page_size=4, head=False)
     decode = model_engine(tiny_llama, page_size=4)
-    reserved = decode.reserve(Request("S", PROMPT, PARAMS))
+    reserved = decode.reserve(Request("S", PROMPT, PARAMS)).blocks
     source = prefill_here(prefill, {"S": PROMPT})["S"]
     copy_pages(prefill, source, decode, reserved[: len(source)])
     decode.resume("S", computed=20)

@@ -78,7 +78,7 @@ def test_p09_the_status_is_set_before_the_forward_runs() -> None:
 
     def look(_: ForwardBatch) -> None:
         request = h.requests["A"]
-        seen.append((request.status, request.computed, request.remaining, request.generated))
+        seen.append((request.status, request.computed, len(request.prompt) - request.computed, request.generated))
 
     h.runner.on_run = look
     h.add("A", 5, 1)

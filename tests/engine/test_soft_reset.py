@@ -108,7 +108,7 @@ def test_p39c_one_that_just_fits_finishes() -> None:
 
 def test_a_lone_stalled_request_waits_while_pages_are_in_quarantine() -> None:
     h = Harness(num_blocks=3)
-    h.engine.reserve(h.make("remote", 4, 2))
+    h.reserve("remote", 4, 2)
     h.add("A", 7, 4)
     h.steps(2)
     h.engine.quarantine("remote")
@@ -124,7 +124,7 @@ def test_a_lone_stalled_request_waits_while_pages_are_in_quarantine() -> None:
 
 def test_requests_that_wait_for_kv_are_never_victims() -> None:
     h = Harness(num_blocks=6, tokens=32)
-    reserved = h.engine.reserve(h.make("remote", 8, 2))
+    reserved = h.reserve("remote", 8, 2)
     h.add("A", 8, 6)
     h.add("B", 8, 6)
     h.steps(3)

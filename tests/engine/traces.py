@@ -3,22 +3,33 @@
 A trace is one string per case: steps separated by ` / `, requests by spaces, `A4@8` for 4 tokens of A from 8 on.
 """
 
+import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from engine.cache_manager import CacheManager
 from engine.cache_pool import CachePool
 from engine.config import ContinuousBatchingConfig
-from engine.engine import Engine
+from engine.engine import Engine, EngineParts
 from engine.forward_batch import ForwardBatch
-from engine.geometry import full_geometry
+from engine.geometry import AttentionType, CacheGeometry, LayerGroup, full_geometry
 from engine.limits import Limits
 from engine.progress import ProgressWord
 from engine.request import Request
+from engine.runner import ForwardResult, SampledToken
 from protocol.layout import KVLayout
 from protocol.sampling import SamplingParams
 from tests.engine.driving import MAX_STEPS, Gathered, assert_at_rest, prefill_request
 
 T0 = KVLayout(layers=2, kv_heads=1, page_size=4, head_dim=8, dtype="float32")
+T1 = CacheGeometry(
+    page_size=4,
+    kv_heads=1,
+    head_dim=8,
+    dtype="float32",
+    groups=(LayerGroup(AttentionType.FULL, (3,)), LayerGroup(AttentionType.SLIDING, (0, 1, 2), window=8)),
+)
+"""1 full and 3 sliding layers: a chunk of 768 bytes is 3 full blocks or 1 sliding one."""
 VOCAB = 1000
 TOKEN = 1
 
@@ -26,25 +37,46 @@ Emit = Callable[[str, int], int]
 """request id, position of the new token -> the token"""
 
 
-class FakeRunner:
-    """Gives tokens without computing anything, and keeps every batch. `on_run` may look around, or raise."""
+class FakeForward:
+    def __init__(self, outcome: ForwardResult | Exception) -> None:
+        self._outcome = outcome
 
-    def __init__(self, progress: ProgressWord, emit: Emit) -> None:
+    def result(self) -> ForwardResult:
+        if isinstance(self._outcome, Exception):
+            raise self._outcome
+        return self._outcome
+
+
+class FakeRunner:
+    """Gives tokens without computing anything, and keeps every batch. `on_run` may look around, or raise. A
+    forward has run when `launch` returns; asynchronously, the engine learns of it a step later."""
+
+    def __init__(self, progress: ProgressWord, layers: int, emit: Emit) -> None:
         self.batches: list[ForwardBatch] = []
         self.on_run: Callable[[ForwardBatch], None] = lambda _: None
         self._progress = progress
+        self._layers = layers
         self._emit = emit
 
-    def run(self, batch: ForwardBatch) -> list[int | None]:
+    def launch(self, batch: ForwardBatch) -> FakeForward:
         self.batches.append(batch)
-        self.on_run(batch)
-        for _ in range(T0.layers):
+        started = time.monotonic_ns()
+        try:
+            self.on_run(batch)
+        except RuntimeError as error:
+            return FakeForward(error)
+        for _ in range(self._layers):
             self._progress.advance()
-        return [self._emit(row.request_id, row.end) for row in batch.rows if row.sample]
+        tokens: list[SampledToken | str] = [
+            SampledToken(self._emit(row.request_id, row.end)) for row in batch.rows if row.sample
+        ]
+        return FakeForward(ForwardResult(tokens, started, time.monotonic_ns()))
+
+    def close(self) -> None: ...
 
 
 class Harness:
-    """An engine on T0, stepped by hand."""
+    """An engine on T0 (or another geometry), stepped by hand."""
 
     def __init__(
         self,
@@ -54,34 +86,57 @@ class Harness:
         emit: Emit = lambda _id, _position: TOKEN,
         eos: Iterable[int] = (),
         max_positions: int = 1 << 20,
+        geometry: CacheGeometry | None = None,
+        sharing: bool = False,
+        host_blocks: int = 0,
+        asynchronous: bool = False,
         **config: Any,
     ) -> None:
-        config = {"max_requests_per_batch": 64, "debug_pages": True, **config}
+        config = {"max_requests_per_batch": min(64, tokens), "debug_pages": True, **config}
+        geometry = geometry or full_geometry(T0)
         self.config = ContinuousBatchingConfig(
-            page_size=4, num_blocks=num_blocks, max_batch_tokens=tokens, safety_margin=margin, **config
+            page_size=geometry.page_size,
+            num_blocks=num_blocks,
+            max_batch_tokens=tokens,
+            safety_margin=margin,
+            allow_block_sharing=sharing,
+            **config,
         )
         progress = ProgressWord()
-        self.runner = FakeRunner(progress, emit)
-        limits = Limits(VOCAB, max_positions, self.config.cache_tokens, frozenset(eos))
-        pool = CachePool(full_geometry(T0), num_blocks, self.config.debug_pages)
-        self.engine = Engine(self.config, pool, self.runner, progress, limits)
+        self.runner = FakeRunner(progress, geometry.layers, emit)
+        pool = CachePool(geometry, geometry.chunks_for(num_blocks), self.config.debug_pages)
+        host = CachePool(geometry, geometry.chunks_for(host_blocks), reserved=0) if host_blocks else None
+        limits = Limits(VOCAB, max_positions, CacheManager(pool).max_tokens, frozenset(eos))
+        parts = EngineParts(pool, self.runner, progress, limits, host, asynchronous)
+        self.engine = Engine(self.config, parts)
         self.gathered = Gathered()
         self.requests: dict[str, Request] = {}
 
-    def add(self, request_id: str, prompt: int, new: int, **sampling: Any) -> Request:
-        """A prompt of `prompt` distinct tokens, `new` to generate."""
+    def add(self, request_id: str, prompt: "int | list[int]", new: int, **sampling: Any) -> Request:
+        """A prompt of `prompt` distinct tokens, or this one; `new` to generate."""
         request = self.make(request_id, prompt, new, **sampling)
         self.engine.add(request)
         return request
 
-    def make(self, request_id: str, prompt: int, new: int, attempt: int = 1, **sampling: Any) -> Request:
+    def make(
+        self, request_id: str, prompt: "int | list[int]", new: int, attempt: int = 1, n: int = 1, **sampling: Any
+    ) -> Request:
         params = SamplingParams(max_new_tokens=new, **sampling)
-        request = Request(request_id, list(range(2, 2 + prompt)), params, attempt=attempt)
+        tokens = list(range(2, 2 + prompt)) if isinstance(prompt, int) else prompt
+        request = Request(request_id, tokens, params, attempt=attempt, n=n)
         self.requests[request_id] = request
         return request
 
-    def add_prefill(self, request_id: str, prompt: int) -> None:
-        self.engine.add(prefill_request(request_id, list(range(2, 2 + prompt))))
+    def reserve(self, request_id: str, prompt: int, new: int, attempt: int = 1) -> list[int]:
+        """Its blocks."""
+        return self.engine.reserve(self.make(request_id, prompt, new, attempt)).blocks
+
+    def can_reserve(self, prompt: int) -> bool:
+        return self.engine.can_reserve(Request("?", list(range(prompt)), SamplingParams(max_new_tokens=1)))
+
+    def add_prefill(self, request_id: str, prompt: "int | list[int]") -> None:
+        tokens = list(range(2, 2 + prompt)) if isinstance(prompt, int) else prompt
+        self.engine.add(prefill_request(request_id, tokens))
 
     def step(self) -> str:
         """One step; what ran in it, in the trace's words ("" for nothing)."""

@@ -1,0 +1,312 @@
+"""Which block belongs to whom, over all layer groups. Questions in pairs with actions: others decide, this acts.
+
+owner --- Holding --- one block table per group --- allocator of the group --- pool of chunks
+"""
+
+import time
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import NamedTuple
+
+from engine.allocators import (
+    UNBOUNDED,
+    CacheAllocator,
+    FullAttentionCacheAllocator,
+    SlidingAttentionCacheAllocator,
+)
+from engine.cache_pool import CachePool
+from engine.prefix_cache import PrefixCache
+from engine.request import Owner
+
+
+class HoldingState(Enum):
+    HELD = "held"
+    QUARANTINED = "quarantined"
+    """Nobody here uses its blocks, but a peer may still write to them."""
+    LEAVING = "leaving"
+    """Its request is gone, but a forward under way still writes to its blocks."""
+
+
+@dataclass(eq=False)
+class Holding:
+    """The block tables of one owner, in token order, one per group. `capacity`: tokens that they hold. `shared`:
+    leading blocks that were there before. `registered`: leading blocks whose content was registered, or was found to
+    be somebody else's. `since`: when its state began, on the manager's clock."""
+
+    owner: Owner
+    tables: list[list[int]]
+    since: float
+    state: HoldingState = HoldingState.HELD
+    capacity: int = 0
+    shared: int = 0
+    registered: int = 0
+
+
+class BlockMove(NamedTuple):
+    """Blocks of one group whose bytes are to be copied, pairwise."""
+
+    group: int
+    sources: list[int]
+    targets: list[int]
+
+
+class CacheManager:
+    """Owns all block tables of a pool. All-or-nothing: what does not fit in every group takes nothing from any."""
+
+    def __init__(
+        self, pool: CachePool, prefix: PrefixCache | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        assert prefix is None or pool.geometry.is_full, "only blocks of full attention can be shared"
+        self.pool = pool
+        self.prefix = prefix
+        self.allocators = _allocators(pool, prefix)
+        self._clock = clock
+        self._holdings: dict[Owner, Holding] = {}
+        self._leaving: list[Holding] = []
+
+    # ---- how much there is ----
+
+    @property
+    def total(self) -> int:
+        """In blocks of the whole model."""
+        return self.pool.geometry.whole_blocks(self.pool.num_chunks)
+
+    @property
+    def free(self) -> int:
+        """In blocks of the whole model: free and initialised ones."""
+        return self._free_bytes // sum(self.pool.geometry.block_bytes)
+
+    @property
+    def free_fraction(self) -> float:
+        return self._free_bytes / (self.pool.num_chunks * self.pool.geometry.chunk_bytes)
+
+    @property
+    def quarantined(self) -> int:
+        """In blocks of the first group, which is the model's only one where anything is ever quarantined."""
+        holdings = list(self._holdings.values())
+        return sum(len(h.tables[0]) for h in holdings if h.state is HoldingState.QUARANTINED)
+
+    @property
+    def _free_bytes(self) -> int:
+        free = self.pool.free_chunks * self.pool.geometry.chunk_bytes
+        for allocator, size in zip(self.allocators, self.pool.geometry.block_bytes, strict=True):
+            free += (allocator.free + allocator.evictable) * size
+        return free
+
+    def fits_empty(self, tokens: int) -> bool:
+        """Whether `tokens` tokens would fit if nothing else were there."""
+        need = sum(-(-a.blocks_for(tokens) // a.blocks_per_chunk) for a in self.allocators)
+        return need <= self.pool.num_chunks
+
+    @property
+    def max_tokens(self) -> int:
+        """The most that one request may hold, in tokens: what is left for its growing tables beside its full rings."""
+        if self.fits_empty(UNBOUNDED):
+            return UNBOUNDED
+        tokens = bisect_left(range(UNBOUNDED), True, key=lambda tokens: not self.fits_empty(tokens))
+        return tokens - 1
+
+    # ---- tables ----
+
+    def tables(self, owner: Owner) -> list[list[int]]:
+        """The owner's live tables, or empty ones."""
+        holding = self._holdings.get(owner)
+        return holding.tables if holding else [[] for _ in self.allocators]
+
+    def holds(self, owner: Owner) -> bool:
+        return owner in self._holdings
+
+    def registered(self, owner: Owner) -> int:
+        """Leading blocks that `register` has seen."""
+        holding = self._holdings.get(owner)
+        return holding.registered if holding else 0
+
+    def sole_blocks(self, owner: Owner) -> list[int]:
+        """How many blocks nobody else uses, by group: those that would come free."""
+        counts = [len(table) for table in self.tables(owner)]
+        if self.prefix is not None:
+            counts[0] = sum(self.prefix.users_of(block) <= 1 for block in self.tables(owner)[0])
+        return counts
+
+    def missing_blocks(self, owner: Owner, tokens: int) -> list[int]:
+        """How many the owner lacks to hold `tokens` tokens, by group."""
+        tables = self.tables(owner)
+        return [max(0, a.blocks_for(tokens) - len(table)) for a, table in zip(self.allocators, tables, strict=True)]
+
+    def can_hold(self, owner: Owner, tokens: int, hits: Sequence[int] = ()) -> bool:
+        """Whether the owner's tables can be made to hold `tokens` tokens. `hits`: initialised or used blocks that it
+        would begin with, and that are then not there to be evicted."""
+        holding = self._holdings.get(owner)
+        if holding is not None and tokens <= holding.capacity:
+            return True
+        missing = self.missing_blocks(owner, tokens)
+        if hits:
+            assert self.prefix is not None
+            missing[0] -= len(hits)
+            return self._fit(missing, kept=self.prefix.count_initialised(hits))
+        return self._fit(missing)
+
+    def hold(self, owner: Owner, tokens: int, hits: Sequence[int] = ()) -> None:
+        """Ask `can_hold` first. With `hits` the owner must hold nothing yet."""
+        holding = self._holdings.get(owner)
+        if holding is None:
+            holding = self._holdings[owner] = Holding(owner, [[] for _ in self.allocators], self._clock())
+        if tokens <= holding.capacity:
+            return
+        assert holding.state is HoldingState.HELD, f"{owner} is {holding.state.value}"
+        if hits:
+            self._attach(holding, hits)
+        for allocator, table in zip(self.allocators, holding.tables, strict=True):
+            missing = allocator.blocks_for(tokens) - len(table)
+            if missing > 0:
+                table.extend(allocator.take(missing))
+        self._set_capacity(holding)
+
+    def would_fit(self, given: Sequence[int], wanted: Sequence[int]) -> bool:
+        """Whether `wanted` blocks would be there once `given` ones came free, both by group. Hopeful: blocks given back
+        are counted as whole chunks as far as their number goes."""
+        chunks = self.pool.free_chunks
+        for allocator, came, want in zip(self.allocators, given, wanted, strict=True):
+            spare = allocator.free + allocator.evictable + came - want
+            chunks += min(spare, came) // allocator.blocks_per_chunk if spare > 0 else 0
+            chunks -= -(spare // allocator.blocks_per_chunk) if spare < 0 else 0
+        return chunks >= 0
+
+    def recycle(self) -> None:
+        """Let wholly free chunks change their group. With one group there is nothing to change to."""
+        if len(self.allocators) > 1:
+            for allocator in self.allocators:
+                allocator.recycle()
+
+    # ---- sharing ----
+
+    def register(self, owner: Owner, hashes: Sequence[bytes], may_replace: bool) -> None:
+        """The first `len(hashes)` blocks of the owner are complete and hash so. Where the content was known already,
+        the known block takes the place of the owner's, which becomes free: only if `may_replace`, as nobody may be
+        reading from its address then."""
+        holding = self._holdings.get(owner)
+        if self.prefix is None or holding is None or holding.state is not HoldingState.HELD:
+            return
+        table = holding.tables[0]
+        for index in range(holding.registered, len(hashes)):
+            holding.registered = index + 1
+            if not may_replace and self.prefix.knows(hashes[index]):
+                continue
+            block = self.prefix.register(table[index], hashes[index])
+            if block != table[index]:
+                self.allocators[0].give_back([table[index]], keep=False)
+                table[index] = block
+
+    def can_fork(self, parent: Owner) -> bool:
+        return self._fit([len(table) - self._shareable(parent, group) for group, table in self._numbered(parent)])
+
+    def fork(self, parent: Owner, child: Owner) -> list[BlockMove]:
+        """The child begins with what the parent holds: registered blocks by reference, the others as new blocks whose
+        bytes the caller copies. Ask `can_fork` first."""
+        holding = Holding(child, [], self._clock(), registered=self._holdings[parent].registered)
+        moves = []
+        for group, table in self._numbered(parent):
+            shared = table[: self._shareable(parent, group)]
+            if self.prefix is not None:
+                self.prefix.pin(shared)
+            copies = self.allocators[group].take(len(table) - len(shared))
+            holding.tables.append([*shared, *copies])
+            moves.append(BlockMove(group, table[len(shared) :], copies))
+        self._holdings[child] = holding
+        self._set_capacity(holding)
+        return moves
+
+    # ---- letting go ----
+
+    def release(self, owner: Owner, keep: bool = True) -> None:
+        """Free all that the owner holds, in whatever state. `keep`: full blocks stay for later hits. Unknown owners
+        are ignored."""
+        holding = self._holdings.pop(owner, None)
+        if holding:
+            self._give_back(holding, keep)
+
+    def leave(self, owner: Owner) -> Holding | None:
+        """The owner's id may come back at once, its blocks are free after `give_back`, once no forward uses them."""
+        holding = self._holdings.pop(owner, None)
+        if holding is None:
+            return None
+        holding.state, holding.since = HoldingState.LEAVING, self._clock()
+        self._leaving.append(holding)
+        return holding
+
+    def give_back(self, holding: Holding) -> None:
+        """Free what `leave` returned."""
+        self._leaving.remove(holding)
+        self._give_back(holding, keep=True)
+
+    def quarantine(self, owner: Owner) -> None:
+        """Out of use, but not free: until `release`, which must follow proof that no peer can write there. Blocks that
+        were shared were never a peer's to write."""
+        holding = self._holdings.get(owner)
+        if holding is None or holding.state is not HoldingState.HELD:
+            return
+        shared, holding.tables[0] = holding.tables[0][: holding.shared], holding.tables[0][holding.shared :]
+        self.allocators[0].give_back(shared, keep=True)
+        holding.shared, holding.state, holding.since = 0, HoldingState.QUARANTINED, self._clock()
+
+    def is_quarantined(self, owner: Owner) -> bool:
+        holding = self._holdings.get(owner)
+        return holding is not None and holding.state is HoldingState.QUARANTINED
+
+    # ---- for the page ledger and for checks ----
+
+    def holdings(self) -> list[Holding]:
+        """Any thread may ask; a table on the move may show halfway."""
+        return [*self._holdings.values(), *self._leaving]
+
+    def now(self) -> float:
+        return self._clock()
+
+    # ---- inside ----
+
+    def _fit(self, missing: Iterable[int], kept: int = 0) -> bool:
+        """Blocks missing by group, rounded up to chunks where a group's own do not do. `kept`: evictable blocks that
+        must stay."""
+        chunks = 0
+        for allocator, count in zip(self.allocators, missing, strict=True):
+            short = count - allocator.free - allocator.evictable + kept
+            if short > 0:
+                chunks += -(-short // allocator.blocks_per_chunk)
+        return chunks <= self.pool.free_chunks
+
+    def _attach(self, holding: Holding, hits: Sequence[int]) -> None:
+        assert self.prefix is not None and not holding.tables[0]
+        self.prefix.pin(hits)
+        holding.tables[0].extend(hits)
+        holding.shared = holding.registered = len(hits)
+
+    def _set_capacity(self, holding: Holding) -> None:
+        pairs = zip(self.allocators, holding.tables, strict=True)
+        holding.capacity = min((a.capacity(len(table)) for a, table in pairs), default=UNBOUNDED)
+
+    def _numbered(self, owner: Owner) -> Iterable[tuple[int, list[int]]]:
+        return enumerate(self._holdings[owner].tables)
+
+    def _shareable(self, owner: Owner, group: int) -> int:
+        """Leading blocks that can be shared by reference: those that are registered and will not change."""
+        if self.prefix is None or group:
+            return 0
+        table = self._holdings[owner].tables[0]
+        unshared = (i for i, block in enumerate(table) if not self.prefix.is_registered(block))
+        return next(unshared, len(table))
+
+    def _give_back(self, holding: Holding, keep: bool) -> None:
+        for allocator, table in zip(self.allocators, holding.tables, strict=True):
+            allocator.give_back(table, keep)
+
+
+def _allocators(pool: CachePool, prefix: PrefixCache | None) -> list[CacheAllocator]:
+    allocators: list[CacheAllocator] = []
+    for index, group in enumerate(pool.geometry.groups):
+        if group.window is None:
+            allocators.append(FullAttentionCacheAllocator(pool, index, prefix))
+        else:
+            allocators.append(SlidingAttentionCacheAllocator(pool, index, group.window))
+    return allocators

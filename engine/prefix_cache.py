@@ -1,0 +1,144 @@
+"""Which full blocks hold which prefix: content by chained hash, reference counts, and what is kept without a user.
+
+A registered block is in use (references > 0) or initialised (none: kept for a later hit, and free to be taken).
+"""
+
+from array import array
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Literal
+
+HASH_BYTES = 16
+"""128 bits: a collision is out of reach, so a hit's tokens are not compared again."""
+
+EvictionPolicy = Literal["most_recent", "lru", "all"]
+
+
+def root_hash(namespace: str, salt: str = "") -> bytes:
+    """The parent of a first block. `namespace`: whatever changes KV besides the tokens, such as weights and dtype."""
+    return blake2b(f"{namespace}\0{salt}".encode(), digest_size=HASH_BYTES).digest()
+
+
+def block_hash(parent: bytes, tokens: Sequence[int]) -> bytes:
+    """Of a block whose predecessors hash to `parent`: equal content elsewhere hashes differently."""
+    return blake2b(parent + array("i", tokens).tobytes(), digest_size=HASH_BYTES).digest()
+
+
+@dataclass(frozen=True)
+class CacheEvent:
+    """For a router that wants to know what is held where: a hash that can be hit now, or no longer."""
+
+    hash: bytes
+    stored: bool
+
+
+@dataclass
+class PrefixCounters:
+    """Monotone, in blocks. `queries`: looked up by requests that were then scheduled; `hits` of them were found."""
+
+    queries: int = 0
+    hits: int = 0
+    evictions: int = 0
+    duplicates: int = 0
+
+
+class PrefixCache:
+    """Knows blocks by number only. `policy` orders the eviction of initialised blocks; within one request they are
+    released first to last, so "most_recent" takes the tails of chains before their heads."""
+
+    def __init__(self, policy: EvictionPolicy, namespace: str = "") -> None:
+        self.counters = PrefixCounters()
+        self.events: list[CacheEvent] = []
+        self._policy = policy
+        self._namespace = namespace
+        self._block_of: dict[bytes, int] = {}
+        self._hash_of: dict[int, bytes] = {}
+        self._references: dict[int, int] = {}
+        self._initialised: OrderedDict[int, None] = OrderedDict()
+
+    @property
+    def initialised(self) -> int:
+        return len(self._initialised)
+
+    def root(self, salt: str) -> bytes:
+        return root_hash(self._namespace, salt)
+
+    def match(self, hashes: Iterable[bytes]) -> list[int]:
+        """Blocks of the longest known prefix. Nothing is taken: `pin` them before anybody can evict them."""
+        blocks: list[int] = []
+        for digest in hashes:
+            block = self._block_of.get(digest)
+            if block is None:
+                break
+            blocks.append(block)
+        return blocks
+
+    def count_initialised(self, blocks: Iterable[int]) -> int:
+        return sum(block in self._initialised for block in blocks)
+
+    def is_registered(self, block: int) -> bool:
+        return block in self._hash_of
+
+    def pin(self, blocks: Iterable[int]) -> None:
+        """One more user of each."""
+        for block in blocks:
+            self._references[block] += 1
+            self._initialised.pop(block, None)
+
+    def register(self, block: int, digest: bytes) -> int:
+        """`block` is complete, and used once. Returns the block that holds this content from now on: another one if
+        it was known already, with one more user, and then `block` is not registered."""
+        known = self._block_of.get(digest)
+        if known is not None:
+            self.counters.duplicates += 1
+            self.pin([known])
+            return known
+        self._block_of[digest] = block
+        self._hash_of[block] = digest
+        self._references[block] = 1
+        self.events.append(CacheEvent(digest, stored=True))
+        return block
+
+    def knows(self, digest: bytes) -> bool:
+        return digest in self._block_of
+
+    def release(self, block: int, keep: bool) -> bool:
+        """One user fewer of a registered block. True if it is plain free now: nobody uses it and it is not to be
+        kept."""
+        self._references[block] -= 1
+        if self._references[block]:
+            return False
+        if keep:
+            self._initialised[block] = None
+            return False
+        self._forget(block)
+        return True
+
+    def evict(self, count: int) -> list[int]:
+        """At least `count` initialised blocks, which are plain free from now on."""
+        assert count <= len(self._initialised), f"{count} initialised blocks wanted of {len(self._initialised)}"
+        if self._policy == "all":
+            count = len(self._initialised)
+        blocks = [self._initialised.popitem(last=self._policy != "lru")[0] for _ in range(count)]
+        self.counters.evictions += count
+        for block in blocks:
+            self._forget(block)
+        return blocks
+
+    def users_of(self, block: int) -> int:
+        """0 for a block that is not registered: it has one user at most, which is not counted here."""
+        return self._references.get(block, 0)
+
+    def users(self) -> dict[int, int]:
+        """Users of each registered block, for checks."""
+        return dict(self._references)
+
+    def initialised_blocks(self) -> list[int]:
+        return list(self._initialised)
+
+    def _forget(self, block: int) -> None:
+        digest = self._hash_of.pop(block)
+        del self._block_of[digest], self._references[block]
+        self.events.append(CacheEvent(digest, stored=False))

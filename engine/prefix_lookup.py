@@ -1,0 +1,52 @@
+"""From a request's tokens to the cached blocks that it may begin with, and back: registering what it has computed."""
+
+from collections.abc import Sequence
+
+from engine.cache_manager import CacheManager
+from engine.prefix_cache import block_hash
+from engine.request import Request
+
+
+class PrefixLookup:
+    """Keeps each request's chain of block hashes on the request, so that no token is hashed twice."""
+
+    def __init__(self, cache: CacheManager) -> None:
+        self._cache = cache
+        self._page_size = cache.pool.geometry.page_size
+
+    def hits(self, request: Request) -> list[int]:
+        """Blocks that hold the longest cached prefix; looked up anew each time, as the cache may have changed. A token
+        is always left to compute, where one is to be sampled (two, where the last one is left to forks)."""
+        prefix = self._cache.prefix
+        if prefix is None or self._cache.holds(request.owner):
+            return []
+        last = 0 if request.prefill_only else 2 if request.unborn else 1
+        return prefix.match(self._hashes(request, max(0, len(request.tokens) - last) // self._page_size))
+
+    def count(self, request: Request, hits: Sequence[int]) -> None:
+        """In the statistics: the request was scheduled with these hits."""
+        prefix = self._cache.prefix
+        if prefix is not None and not request.offloaded:
+            prefix.counters.queries += len(request.tokens) // self._page_size
+            prefix.counters.hits += len(hits)
+
+    def register(self, request: Request, computed: int) -> None:
+        """The KV of the first `computed` tokens is in the request's blocks. Blocks of a prefill-only request stay where
+        they are: the network reads from their addresses."""
+        if self._cache.prefix is None:
+            return
+        complete = computed // self._page_size
+        if complete > self._cache.registered(request.owner):
+            self._cache.register(request.owner, self._hashes(request, complete), not request.prefill_only)
+
+    def _hashes(self, request: Request, count: int) -> list[bytes]:
+        """Of its first `count` blocks."""
+        hashes, size = request.block_hashes, self._page_size
+        if len(hashes) < count:
+            prefix = self._cache.prefix
+            assert prefix is not None
+            parent = hashes[-1] if hashes else prefix.root(request.cache_salt)
+            for index in range(len(hashes), count):
+                parent = block_hash(parent, request.tokens[index * size : (index + 1) * size])
+                hashes.append(parent)
+        return hashes if len(hashes) == count else hashes[:count]
