@@ -33,7 +33,7 @@ EVERYTHING = st.builds(
 
 @given(EVERYTHING)
 def test_parameters_survive_the_wire(params: SamplingParams) -> None:
-    arrived = decode(encode(params), SamplingParams)
+    arrived: SamplingParams = decode(encode(params), SamplingParams)
     assert arrived == params and hash(arrived) == hash(params)
 
 
@@ -44,7 +44,7 @@ def test_the_longest_lists_survive_the_wire() -> None:
 
 
 def test_only_the_token_limit_must_be_given_and_all_else_is_off() -> None:
-    params = decode(msgpack.packb({"max_new_tokens": 7}), SamplingParams)
+    params: SamplingParams = decode(msgpack.packb({"max_new_tokens": 7}), SamplingParams)
     assert params == SamplingParams(max_new_tokens=7)
     assert not params.needs_history and not params.penalises_output
 
