@@ -62,12 +62,12 @@ class TextGenerator:
     async def generate(self, request: TextRequest) -> AsyncGenerator[TextEvent, None]:
         """Ends with TextEnded, or raises RequestFailed. Closing it earlier aborts the request."""
         run = Run(self._dispatcher, request.token_request, self._idle_s)
-        output = TextOutput(self._tokenizer, request.stops)
+        output = self._output(request)
         with _Booking(self._dispatcher.metrics, run):
             async with run:
                 async for said in run:
                     if isinstance(said, Restarted):
-                        output = TextOutput(self._tokenizer, request.stops)
+                        output = self._output(request)
                     if isinstance(said, Restarted | Idle):
                         yield said
                         continue
@@ -79,6 +79,9 @@ class TextGenerator:
                         yield await self._end(request, run, output, said)
                         return
                     await self._gates.wait_async(f"stream:tok={output.tokens}")
+
+    def _output(self, request: TextRequest) -> TextOutput:
+        return TextOutput(self._tokenizer, request.stops, request.token_request.sampling.stop_token_ids)
 
     async def _end(self, request: TextRequest, run: Run, output: TextOutput, said: Tokens | Ended) -> TextEnded:
         if isinstance(said, Ended):

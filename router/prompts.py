@@ -8,6 +8,7 @@ from router.openai import errors
 from router.openai.chat import ChatRequest
 from router.openai.completions import CompletionRequest
 from router.openai.generation_fields import GenerationFields
+from router.openai.sampling_fields import check_vocabulary
 from router.tokenizer import Tokenizer
 
 
@@ -40,6 +41,10 @@ class Prompts:
                 "integer_above_max_value",
             )
         return request.prompt
+
+    def check_vocabulary(self, wanted: GenerationFields) -> None:
+        """Raises ApiError where a token is named that the model does not have."""
+        check_vocabulary(wanted.chosen, self._tokenizer.vocabulary_size)
 
     def max_new_tokens(self, prompt_tokens: int, wanted: GenerationFields, prompt_param: str) -> int:
         """As many as the client asked for, else what fits, up to the default. Raises ApiError where it does not fit."""

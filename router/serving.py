@@ -98,6 +98,7 @@ class Serving:
     def _exchange(
         self, request: Request, shape: Shape, wanted: GenerationFields, prompt: list[int], received_at: float
     ) -> _Exchange:
+        self._prompts.check_vocabulary(wanted)
         max_new_tokens = self._prompts.max_new_tokens(len(prompt), wanted, shape.prompt_param)
         token_request = TokenRequest(
             key=secrets.token_hex(16),

@@ -1,17 +1,19 @@
 """The text of one attempt: detokenised token by token, cut at the first stop string."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from router.stop_strings import StopMatcher
 from router.tokenizer import Tokenizer
 
 
 class TextOutput:
-    """`tokens`: how many make up the output. `stopped`: a stop string is complete, the output is over."""
+    """`stop_tokens`: end an output, and are not shown. `tokens`: how many make up the output. `stopped`: a stop string
+    is complete, the output is over."""
 
-    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str]) -> None:
+    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str], stop_tokens: Collection[int]) -> None:
         self._detokenizer = tokenizer.detokenizer()
         self._matcher = StopMatcher(stops)
+        self._stop_tokens = frozenset(stop_tokens)
         self.tokens = 0
         self.stopped = False
 
@@ -20,7 +22,8 @@ class TextOutput:
         shown = []
         for token in tokens:
             self.tokens += 1
-            text, self.stopped = self._matcher.feed(self._detokenizer.feed(token))
+            piece = "" if token in self._stop_tokens else self._detokenizer.feed(token)
+            text, self.stopped = self._matcher.feed(piece)
             shown.append(text)
             if self.stopped:
                 break

@@ -22,18 +22,35 @@ def boolean(body: Body, name: str) -> bool:
 
 def integer(body: Body, name: str, lowest: int, highest: int | None = None) -> int | None:
     value = body.get(name)
-    if value is None:
-        return None
+    return None if value is None else as_integer(value, name, lowest, highest)
+
+
+def as_integer(value: object, name: str, lowest: int, highest: int | None = None) -> int:
     if not isinstance(value, int) or isinstance(value, bool):
         raise errors.wrong_type(name, "an integer", value)
     _check_range(name, value, lowest, highest, "integer")
     return value
 
 
-def number(body: Body, name: str, lowest: float, highest: float) -> float | None:
+def token_ids(body: Body, name: str, most: int) -> tuple[int, ...]:
     value = body.get(name)
     if value is None:
-        return None
+        return ()
+    if not isinstance(value, list):
+        raise errors.wrong_type(name, "an array of integers", value)
+    if len(value) > most:
+        raise errors.invalid(
+            f"Invalid '{name}': at most {most} tokens, got {len(value)}.", name, "array_above_max_length"
+        )
+    return tuple(as_integer(token, name, 0) for token in value)
+
+
+def number(body: Body, name: str, lowest: float, highest: float) -> float | None:
+    value = body.get(name)
+    return None if value is None else as_number(value, name, lowest, highest)
+
+
+def as_number(value: object, name: str, lowest: float, highest: float) -> float:
     if not isinstance(value, int | float) or isinstance(value, bool):
         raise errors.wrong_type(name, "a number", value)
     _check_range(name, value, lowest, highest, "decimal")

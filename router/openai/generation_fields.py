@@ -4,21 +4,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from protocol.sampling import SamplingParams
 from router.openai import errors, fields
+from router.openai.sampling_fields import SAMPLING, read_sampling
 
 MAX_STOP_STRINGS = 4
 MAX_STOP_CHARACTERS = 256
 MAX_CHOICES = 128
-GREEDY_BELOW = 1e-4
-"""Below this temperature the logits would overflow long before the choice changed: greedy."""
-SMALLEST_TOP_P = 1e-6
-SEED_MASK = (1 << 63) - 1
 
-SHARED = frozenset(
-    {"model", "max_tokens", "temperature", "top_p", "seed", "ignore_eos", "stop", "stream", "stream_options", "n"}
-    | {"logprobs", "logit_bias", "presence_penalty", "frequency_penalty"}
-)
+SHARED = SAMPLING | {"model", "max_tokens", "stop", "stream", "stream_options", "n", "logprobs"}
 """Read or refused here."""
 IGNORED = frozenset({"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"})
 """Sent by well-behaved clients and without effect on the answer."""
@@ -26,42 +22,32 @@ IGNORED = frozenset({"user", "metadata", "store", "service_tier", "safety_identi
 
 @dataclass(frozen=True, slots=True)
 class GenerationFields:
-    """`max_tokens` None: the router's default. `max_tokens_param`: how the client called it."""
+    """`max_tokens` None: the router's default. `max_tokens_param`: how the client called it. `chosen`: how tokens are
+    chosen, without a limit."""
 
     max_tokens: int | None
     max_tokens_param: str
-    temperature: float
-    top_p: float
-    seed: int | None
-    ignore_eos: bool
+    chosen: SamplingParams
     stop: tuple[str, ...]
     stream: bool
     include_usage: bool
 
     def sampling(self, max_new_tokens: int) -> SamplingParams:
-        return SamplingParams(
-            max_new_tokens=max_new_tokens,
-            temperature=0.0 if self.temperature < GREEDY_BELOW else self.temperature,
-            top_p=max(self.top_p, SMALLEST_TOP_P),
-            seed=self.seed,
-            ignore_eos=self.ignore_eos,
-        )
+        return msgspec.structs.replace(self.chosen, max_new_tokens=max_new_tokens)
 
 
 def read_generation(body: Mapping[str, Any], max_tokens_param: str = "max_tokens") -> GenerationFields:
     """Raises ApiError."""
     _refuse_what_comes_later(body)
-    temperature = fields.number(body, "temperature", 0, 2)
-    top_p = fields.number(body, "top_p", 0, 1)
-    seed = fields.integer(body, "seed", -(1 << 63), SEED_MASK)
+    chosen = read_sampling(body)
+    max_tokens = fields.integer(body, max_tokens_param, 1)
+    if max_tokens is not None and chosen.min_tokens > max_tokens:
+        raise errors.invalid(f"Invalid 'min_tokens': above '{max_tokens_param}'.", "min_tokens", "invalid_value")
     stream = fields.boolean(body, "stream")
     return GenerationFields(
-        max_tokens=fields.integer(body, max_tokens_param, 1),
+        max_tokens=max_tokens,
         max_tokens_param=max_tokens_param,
-        temperature=1.0 if temperature is None else temperature,
-        top_p=1.0 if top_p is None else top_p,
-        seed=None if seed is None else seed & SEED_MASK,
-        ignore_eos=fields.boolean(body, "ignore_eos"),
+        chosen=chosen,
         stop=_stop_strings(body.get("stop")),
         stream=stream,
         include_usage=_include_usage(body.get("stream_options"), stream),
@@ -72,10 +58,6 @@ def _refuse_what_comes_later(body: Mapping[str, Any]) -> None:
     if (fields.integer(body, "n", 1, MAX_CHOICES) or 1) > 1:
         raise errors.unsupported("n", "'n' above 1 is not supported yet: send one request per choice.")
     fields.refuse_unless(body, "logprobs", [False], "log probabilities are not returned.")
-    fields.refuse_unless(body, "logit_bias", [{}], "tokens cannot be biased.")
-    for penalty in ("presence_penalty", "frequency_penalty"):
-        if fields.number(body, penalty, -2, 2):
-            raise errors.unsupported(penalty, f"'{penalty}' is not supported yet: only 0 is.")
 
 
 def _stop_strings(value: object) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ import pytest
 from protocol.curve import ClusterKey
 from protocol.gates import GateClient
 from protocol.messages import FinishReason
+from protocol.sampling import SamplingParams
 from tests.router.conftest import REPLY
 from tests.router.fake_node import FakeNode, answer, tokens_then_nothing
 from tests.router.running_router import RunningRouter
@@ -95,6 +96,49 @@ def test_sampling_fields_reach_the_node_with_openais_defaults(router: RunningRou
     assert (set_by_client.temperature, set_by_client.top_p, set_by_client.ignore_eos) == (0.0, 0.5, True)
     assert set_by_client.seed == (1 << 63) - 1
     assert set_by_client.max_new_tokens == 9
+
+
+VLLM_FIELDS: dict[str, Any] = {
+    "top_k": 20,
+    "min_p": 0.05,
+    "repetition_penalty": 1.2,
+    "min_tokens": 2,
+    "stop_token_ids": [7, 8],
+}
+PENALTIES: dict[str, Any] = {"presence_penalty": 0.5, "frequency_penalty": -0.5}
+
+
+@pytest.mark.parametrize(("path", "body"), [("/v1/chat/completions", CHAT), ("/v1/completions", COMPLETION)])
+def test_vllms_fields_penalties_and_biases_reach_the_node(
+    router: RunningRouter, node: FakeNode, path: str, body: dict[str, Any]
+) -> None:
+    wishes = {**VLLM_FIELDS, **PENALTIES, "logit_bias": {"5": -100, "11": 1.5}, "seed": 4, "max_tokens": 30}
+    assert router.http.post(path, json={**body, **wishes}).status_code == 200
+    sent = node.requests[0].sampling
+    assert sent == SamplingParams(
+        **{**VLLM_FIELDS, "stop_token_ids": (7, 8)},
+        **PENALTIES,
+        logit_bias=((5, -100.0), (11, 1.5)),
+        seed=4,
+        temperature=1.0,
+        max_new_tokens=30,
+    )
+
+
+def test_what_says_off_in_its_own_way_is_off(router: RunningRouter, node: FakeNode) -> None:
+    off = {"top_k": -1, "min_p": 0, "repetition_penalty": 1, "presence_penalty": 0, "logit_bias": {}, "min_tokens": 0}
+    router.http.post("/v1/completions", json={**COMPLETION, **off, "stop_token_ids": [], "max_tokens": 3})
+    router.http.post("/v1/completions", json={**COMPLETION, **dict.fromkeys(off), "max_tokens": 3})
+    plain = SamplingParams(max_new_tokens=3, temperature=1.0)
+    assert [request.sampling for request in node.requests] == [plain, plain]
+
+
+def test_a_stop_token_ends_the_output_and_is_not_shown(router: RunningRouter, node: FakeNode) -> None:
+    reply, stop = router.tokenizer.encode("Hello"), router.tokenizer.encode("!")[0]
+    node.script = answer(reply, stop)
+    said = router.http.post("/v1/completions", json={**COMPLETION, "stop_token_ids": [stop]}).json()
+    assert said["choices"][0] == {"index": 0, "text": "Hello", "logprobs": None, "finish_reason": "stop"}
+    assert said["usage"]["completion_tokens"] == len(reply) + 1
 
 
 def test_without_a_limit_the_rest_of_the_context_is_the_limit(router: RunningRouter, node: FakeNode) -> None:
