@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Set
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, ParamSpec, Protocol, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 
@@ -13,18 +13,11 @@ from engine.forward_batch import ForwardBatch
 from engine.models.binding import BoundModel
 from engine.padding import Padding
 from engine.prepared_forward import PreparedForward, Samples, prepare_forward
-from engine.runner import ForwardResult, SampledToken
+from engine.runner import ForwardResult
 from engine.sampler import sample_tokens
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
-
-class Runner(Protocol):
-    """The engine's view of a device. Raises whatever the device raises: the batch has then failed as a whole."""
-
-    def run(self, batch: ForwardBatch) -> list[int | None]:
-        """One token per entry of `batch.samples`, in order; None where the model's output was not finite."""
 
 
 @dataclass(frozen=True)
@@ -79,11 +72,6 @@ class ModelRunner:
 
     def close(self) -> None:
         """It has no thread and no memory of its own."""
-
-    def run(self, batch: ForwardBatch) -> list[int | None]:
-        """For the engine that waits for each forward."""
-        tokens = self.launch(batch).result().tokens
-        return [token.token if isinstance(token, SampledToken) else None for token in tokens]
 
     def _plan(self, batch: ForwardBatch) -> PlannedForward:
         return PlannedForward(prepare_forward(batch), self._backend.plan(batch))

@@ -181,7 +181,7 @@ def test_a_layers_kv_is_in_its_page_when_the_word_says_so(tiny_llama: Path) -> N
 
     backend = TorchPagedAttention(PagedKVCache(pool), torch.float32)
     runner = ModelRunner(BoundModel(loaded.model, backend, Watched()), backend)
-    assert runner.run(ForwardBatch([BatchRow("P", 0, prompt_of(16), [[block]], None)])) == []
+    assert runner.launch(ForwardBatch([BatchRow("P", 0, prompt_of(16), [[block]], None)])).result().tokens == []
     assert len(seen) == 3
     for layer, page in enumerate(seen):
         assert not page.isnan().any(), f"layer {layer} was not written yet"
