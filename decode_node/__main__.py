@@ -21,7 +21,7 @@ from protocol.logs import setup_logging
 def main(argv: Sequence[str] | None = None) -> int:
     config = parse_config(sys.argv[1:] if argv is None else argv)
     setup_logging(config.membership.name)
-    refusals = (EngineError, FabricError, ClusterKeyError, OSError, zmq.ZMQError)
+    refusals = (EngineError, FabricError, ClusterKeyError, MemoryError, OSError, zmq.ZMQError)
     return run_node("kvferry decode", lambda: build_node(config), refusals, config.membership.drain_s)
 
 

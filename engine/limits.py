@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from engine.errors import CapacityExceeded, InvalidRequest
 from engine.request import Request
+from engine.sampling_limits import sampling_refusal
 from protocol.messages import FinishReason
 
 
@@ -27,10 +28,8 @@ class Limits:
             raise InvalidRequest(f"request {request.id!r}: the prompt is empty")
         if request.n < 1 or (request.n > 1 and request.prefill_only):
             raise InvalidRequest(f"request {request.id!r}: {request.n} sequences of it cannot be generated")
-        if request.sampling.max_new_tokens < 0:
-            raise InvalidRequest(
-                f"request {request.id!r}: max_new_tokens {request.sampling.max_new_tokens} is negative"
-            )
+        if refusal := sampling_refusal(request.sampling, self.vocab_size):
+            raise InvalidRequest(f"request {request.id!r}: {refusal}")
         for token in request.prompt:
             if type(token) is not int or not 0 <= token < self.vocab_size:
                 raise InvalidRequest(f"request {request.id!r}: {token!r} is no token id of 0..{self.vocab_size - 1}")
@@ -46,7 +45,8 @@ class Limits:
 
     def finish_reason(self, request: Request) -> FinishReason | None:
         """Judged by the token just appended. Running out of the model's positions counts as reaching the limit."""
-        if not request.sampling.ignore_eos and request.tokens[-1] in self.eos_token_ids:
+        token, sampling = request.tokens[-1], request.sampling
+        if token in sampling.stop_token_ids or (not sampling.ignore_eos and token in self.eos_token_ids):
             return FinishReason.STOP
         if len(request.tokens) >= request.token_limit:
             return FinishReason.LENGTH

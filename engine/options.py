@@ -1,10 +1,10 @@
-"""The engine's settings on a node's command line."""
+"""The engine's settings on a command line."""
 
 import argparse
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.config import ContinuousBatchingConfig
+from engine.config import DEFAULT_MARGINS, EVICTION_POLICIES, ContinuousBatchingConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,32 +19,87 @@ class EngineOptions:
 def add_engine_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("model and engine")
     group.add_argument("--model", required=True, type=Path, metavar="DIR", help="a local Hugging Face model folder")
+    group.add_argument("--threads", type=int, help="CPU threads of the model (default: torch's choice)")
+    _add_cache_options(group)
+    _add_scheduling_options(group)
+    group.add_argument(
+        "--debug-pages", action="store_true", help="poison freed pages and compare page checksums on arrival (slow)"
+    )
+
+
+def _add_cache_options(group: "argparse._ArgumentGroup") -> None:
     group.add_argument("--page-size", type=int, default=64, help="tokens per KV page (default: %(default)s)")
-    group.add_argument("--num-blocks", type=int, default=128, help="KV blocks in the pool (default: %(default)s)")
+    group.add_argument(
+        "--num-blocks",
+        type=_count_or_auto,
+        default=128,
+        metavar="N|auto",
+        help="KV blocks in the pool; auto: as many as the memory share allows (default: %(default)s)",
+    )
+    group.add_argument(
+        "--max-memory-percent", type=float, metavar="SHARE", help="share of free memory to use (default: 0.6 on a CPU)"
+    )
+    group.add_argument("--no-block-sharing", action="store_true", help="never reuse the KV of equal prefixes")
+    group.add_argument(
+        "--eviction-policy",
+        choices=EVICTION_POLICIES,
+        default="most_recent",
+        help="which cached prefixes go first",
+    )
+    group.add_argument(
+        "--cpu-offload-space",
+        type=float,
+        default=0.0,
+        metavar="GIB",
+        help="host memory for the KV of requests that must make room; 0: compute it anew (default: %(default)s)",
+    )
+
+
+def _add_scheduling_options(group: "argparse._ArgumentGroup") -> None:
     group.add_argument(
         "--max-batch-tokens", type=int, default=512, help="tokens in a forward pass (default: %(default)s)"
     )
     group.add_argument(
         "--max-requests", type=int, default=64, help="requests in one forward pass (default: %(default)s)"
     )
-    group.add_argument("--threads", type=int, help="CPU threads of the model (default: torch's choice)")
     group.add_argument(
-        "--debug-pages", action="store_true", help="poison freed pages and compare page checksums on arrival (slow)"
+        "--scheduler",
+        choices=tuple(DEFAULT_MARGINS),
+        help="what goes first: decodes (fifo) or prompts under way (default: prefill_first where nothing is sampled)",
+    )
+    group.add_argument(
+        "--safety-margin", type=float, metavar="SHARE", help="free share of the cache below which no prompt starts"
+    )
+    group.add_argument(
+        "--async-batching", action="store_true", help="schedule the next forward while one runs (not on prefill nodes)"
     )
 
 
-def engine_options_from(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> EngineOptions:
-    """Exits with argparse's message if a value is impossible."""
+def engine_options_from(
+    parser: argparse.ArgumentParser, arguments: argparse.Namespace, scheduler: str = "fifo"
+) -> EngineOptions:
+    """`scheduler`: where none is asked for. Exits with argparse's message if a value is impossible."""
     if arguments.threads is not None and arguments.threads < 1:
         parser.error("--threads must be at least 1")
     try:
         batching = ContinuousBatchingConfig(
             page_size=arguments.page_size,
             num_blocks=arguments.num_blocks,
+            max_memory_percent=arguments.max_memory_percent,
+            allow_block_sharing=not arguments.no_block_sharing,
+            eviction_policy=arguments.eviction_policy,
+            cpu_offload_space=arguments.cpu_offload_space,
             max_batch_tokens=arguments.max_batch_tokens,
             max_requests_per_batch=min(arguments.max_requests, arguments.max_batch_tokens),
+            scheduler_type=arguments.scheduler or scheduler,
+            safety_margin=arguments.safety_margin,
+            use_async_batching=arguments.async_batching,
             debug_pages=arguments.debug_pages,
         )
     except ValueError as error:
         parser.error(str(error))
     return EngineOptions(model=arguments.model, batching=batching, threads=arguments.threads)
+
+
+def _count_or_auto(text: str) -> int | None:
+    return None if text == "auto" else int(text)

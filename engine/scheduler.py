@@ -1,7 +1,7 @@
 """Which requests run in the next forward, and how many tokens of each. Counts and lists only: no torch, no clock."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -87,8 +87,8 @@ class Scheduler(ABC):
         self._admissions_held = False
 
     @abstractmethod
-    def _running(self) -> Iterable[Request]:
-        """The active requests in the order in which they are considered."""
+    def _running(self) -> list[Request]:
+        """The active requests in the order in which they are considered; scheduling one may change its status."""
 
     # ---- the queues ----
 
@@ -208,6 +208,10 @@ class Scheduler(ABC):
             held, missing = self._cache.sole_blocks(request.owner), self._cache.missing_blocks(request.owner, tokens)
             output.stalled.append(StalledRequest(request, tuple(held), tuple(missing)))
 
+    def _active_in(self, status: RequestStatus) -> list[Request]:
+        """In order of becoming active."""
+        return [request for request in self.active.values() if request.status is status]
+
     @property
     def _admissions_are_held(self) -> bool:
         return self._admissions_held and bool(self.active)
@@ -227,19 +231,15 @@ class Scheduler(ABC):
 class FIFOScheduler(Scheduler):
     """Active decodes first, then prompts under way, then waiting requests in order of arrival."""
 
-    def _running(self) -> Iterator[Request]:
-        active = list(self.active.values())
-        yield from [r for r in active if r.status is DECODING]
-        yield from [r for r in active if r.status is PREFILLING]
+    def _running(self) -> list[Request]:
+        return [*self._active_in(DECODING), *self._active_in(PREFILLING)]
 
 
 class PrefillFirstScheduler(Scheduler):
     """Prompts under way first, then active decodes, then waiting requests in order of arrival."""
 
-    def _running(self) -> Iterator[Request]:
-        active = list(self.active.values())
-        yield from [r for r in active if r.status is PREFILLING]
-        yield from [r for r in active if r.status is DECODING]
+    def _running(self) -> list[Request]:
+        return [*self._active_in(PREFILLING), *self._active_in(DECODING)]
 
 
 SCHEDULERS: dict[str, type[Scheduler]] = {"fifo": FIFOScheduler, "prefill_first": PrefillFirstScheduler}

@@ -29,8 +29,11 @@ def parse_config(argv: Sequence[str]) -> PrefillConfig:
     group = parser.add_argument_group("prefilling")
     group.add_argument("--port", type=port_number, default=0, help="port that decode nodes dial (default: any)")
     arguments = parser.parse_args(argv)
+    engine_options = engine_options_from(parser, arguments, scheduler="prefill_first")
+    if engine_options.batching.use_async_batching:
+        parser.error("--async-batching is not for prefill nodes: their layers are followed one by one")
     return PrefillConfig(
         membership=membership_from(arguments),
-        engine=engine_options_from(parser, arguments),
+        engine=engine_options,
         port=arguments.port,
     )

@@ -17,6 +17,7 @@ from engine.errors import IncompleteModel
 from engine.geometry import CacheGeometry, group_layers
 from engine.models.binding import ATTENTION_NAME, register_attention
 from engine.models.families import check_supported, layer_types, window
+from engine.sizing import ModelSizes
 from protocol.layout import DType
 
 _WEIGHTS = "model.safetensors"
@@ -38,6 +39,7 @@ class LoadedModel:
     layer_types: tuple[str, ...] | None
     window: int | None
     eos_token_ids: frozenset[int]
+    sizes: ModelSizes
 
     def geometry(self, page_size: int) -> CacheGeometry:
         groups = group_layers(self.layers, self.layer_types, self.window)
@@ -64,6 +66,7 @@ def load_model(directory: Path, dtype: DType = "float32", head: bool = True) -> 
         layer_types=layer_types(config),
         window=window(config),
         eos_token_ids=_end_tokens(directory, config),
+        sizes=ModelSizes.of(config),
     )
 
 

@@ -31,6 +31,7 @@ class CorruptingEngine:
 
 
 def flip_first_written_byte(region: MemoryRegion) -> None:
-    """Free pages are all 0xFF in debug mode, so the first other byte belongs to a page that was written."""
+    """Free pages are all 0xFF in debug mode and the pool's first chunk is all 0, so the first other byte belongs to a
+    page that was written."""
     memory = np.ctypeslib.as_array((ctypes.c_ubyte * region.length).from_address(region.address))
-    memory[np.flatnonzero(memory != 0xFF)[0]] ^= 0x10
+    memory[np.flatnonzero((memory != 0xFF) & (memory != 0))[0]] ^= 0x10

@@ -37,12 +37,13 @@ class Shape:
     max_batch_tokens: int = 64
     decode_blocks: int | None = None
 
-    def options(self, model: Path, blocks: int) -> EngineOptions:
+    def options(self, model: Path, blocks: int, scheduler: str = "fifo") -> EngineOptions:
         batching = ContinuousBatchingConfig(
             page_size=self.page_size,
             num_blocks=blocks,
             max_batch_tokens=self.max_batch_tokens,
             max_requests_per_batch=min(16, self.max_batch_tokens),
+            scheduler_type=scheduler,
             debug_pages=True,
         )
         return EngineOptions(model=model, batching=batching, threads=1)
@@ -81,7 +82,7 @@ class Cluster:
     def add_prefill(self, shape: Shape | None = None, model: Path | None = None) -> PrefillNode:
         name = f"prefill-{len(self.prefill)}"
         shape, model = shape or self.shape, model or self.model
-        engine, fabric = self._build(name, shape.options(model, shape.num_blocks), head=False)
+        engine, fabric = self._build(name, shape.options(model, shape.num_blocks, "prefill_first"), head=False)
         region = fabric.register(engine.pool.address, engine.pool.bytes)
         node = PrefillNode(
             self._member(name), self._key, served_model(model), engine, fabric, region, self._gate(name),

@@ -95,7 +95,8 @@ def test_layers_leave_while_the_last_chunk_still_computes(disaggregated: Cluster
     """At least 80 % of the last chunk's writes are posted before its forward ends, by the recorded timeline. (How the
     durations of a ledger come about is tests/nodes/test_job.py's matter.)"""
     answers(disaggregated, prompts[:1])
-    ((_, end),) = answers(disaggregated, prompts[-1:])
+    unseen = prompts[-1][::-1]
+    ((_, end),) = answers(disaggregated, [unseen])
     ledger, tokens = end.ledger, len(prompts[-1]) - 1
     assert ledger.prefill_chunks == -(-tokens // CHUNK) == 4
     assert ledger.writes == -(-tokens // PAGE) * LAYERS and ledger.bytes == ledger.writes * PAGE_BYTES
