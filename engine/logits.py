@@ -59,7 +59,6 @@ def plan_edits(
     bias, repetition, penalties, blocked = (_EntryList(vocab_size) for _ in range(4))
     for row, key in enumerate(keys):
         params = key.params
-        assert not params.needs_history or len(key.history) == key.position, "a token of the history is missing"
         if params.logit_bias:
             tokens, values = zip(*params.logit_bias, strict=True)
             bias.add(row, tokens, values)

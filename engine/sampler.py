@@ -160,8 +160,3 @@ def _drawing(keys: Sequence[SampleKey], vocab_size: int, device: torch.device) -
 
 def _column(values: Sequence[float], device: torch.device) -> torch.Tensor:
     return to_device(np.array(values)[:, None], device)
-
-
-def sample(logits: torch.Tensor, keys: Sequence[SampleKey]) -> list[int | None]:
-    """The tokens alone; None where a request cannot go on."""
-    return [None if isinstance(one, str) else one.token for one in sample_tokens(logits, keys)]

@@ -1,10 +1,13 @@
-"""What transformers' own logits processors make of one row: none of our code is asked."""
+"""What transformers makes of sampling parameters, by row and for whole outputs: none of our code is asked."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import (
+    AutoModelForCausalLM,
+    LogitsProcessor,
     LogitsProcessorList,
     MinNewTokensLengthLogitsProcessor,
     MinPLogitsWarper,
@@ -46,6 +49,41 @@ def probabilities(row: torch.Tensor, params: SamplingParams) -> torch.Tensor:
     if params.min_p:
         warpers.append(MinPLogitsWarper(params.min_p))
     return torch.softmax(_call(LogitsProcessorList(warpers), None, row[None].double())[0], dim=-1)
+
+
+class OutputPenalties(LogitsProcessor):
+    """presence_penalty and frequency_penalty, which transformers does not have, by their formula."""
+
+    def __init__(self, prompt_length: int, params: SamplingParams) -> None:
+        self._prompt_length = prompt_length
+        self._params = params
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        counts = torch.bincount(input_ids[0, self._prompt_length :], minlength=scores.shape[-1])
+        return scores - self._params.presence_penalty * (counts > 0) - self._params.frequency_penalty * counts
+
+
+def generate(folder: Path, prompt: list[int], params: SamplingParams) -> tuple[list[int], list[float]]:
+    """A greedy output and its log probabilities, of a model that has no end token of its own."""
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    ids = torch.tensor([prompt])
+    with torch.inference_mode():
+        out = model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            do_sample=False,
+            max_new_tokens=params.max_new_tokens,
+            min_new_tokens=params.min_tokens,
+            eos_token_id=list(params.stop_token_ids),
+            pad_token_id=0,
+            repetition_penalty=params.repetition_penalty,
+            sequence_bias=[[[token], bias] for token, bias in params.logit_bias] or None,
+            logits_processor=LogitsProcessorList([OutputPenalties(len(prompt), params)]),
+            return_dict_in_generate=True,
+            output_scores=True,
+        )
+    tokens = out.sequences[0, len(prompt) :].tolist()
+    return tokens, [float(row[0].log_softmax(-1)[token]) for row, token in zip(out.scores, tokens, strict=True)]
 
 
 def _call(processor: Any, ids: torch.Tensor | None, row: torch.Tensor) -> torch.Tensor:

@@ -113,11 +113,9 @@ def test_tokens_that_the_head_cannot_produce_are_left_out() -> None:
     assert changed == [2, 3, 7]
 
 
-@pytest.mark.parametrize("history", [[1, PLACEHOLDER], [1]], ids=["placeholder", "too short"])
-def test_a_history_that_is_needed_must_be_whole(history: list[int]) -> None:
-    row = SampleKey(SamplingParams(max_new_tokens=1, repetition_penalty=2.0), 0, 2, history, 1)
-    with pytest.raises(AssertionError, match="history"):
-        plan_edits([row], END_TOKENS, VOCAB, CPU)
+def test_a_history_that_is_needed_holds_no_placeholder() -> None:
+    with pytest.raises(AssertionError, match="placeholder"):
+        edited(torch.zeros(1, VOCAB), key([1, PLACEHOLDER], 1, repetition_penalty=2.0))
 
 
 def test_a_plan_is_not_disturbed_by_a_history_that_goes_on() -> None:
