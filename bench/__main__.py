@@ -2,9 +2,9 @@
 
 import sys
 
-from bench import transfer
+from bench import engine, transfer
 
-BENCHMARKS = {"transfer": transfer.main}
+BENCHMARKS = {"engine": engine.main, "transfer": transfer.main}
 
 
 def main(argv: list[str]) -> int:

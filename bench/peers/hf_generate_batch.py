@@ -9,8 +9,7 @@ from transformers.generation.continuous_batching import ContinuousBatchingManage
 from bench.peers.lines import Prompt, Settings, serve
 from bench.peers.stepping import Progress, SteppedPeer
 
-PAGE_SIZE = 16
-"""Small, so that little of a cached prompt is computed again."""
+PAGE_SIZE = 256
 MAX_BATCH_TOKENS = 1024
 """Its default of 8192 computes one mask over all of them; on a CPU this is the faster choice."""
 WAIT_S = 1.0

@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 
 from bench.peers.lines import Arrival, Prompt, Served, Timed
 
-HEAD_START = 4
+HEAD_START = 2
 """Steps that the first of a batch's requests may be ahead of the last one and still see the window's end."""
 
 
@@ -68,6 +68,8 @@ class SteppedPeer:
             self._advance()
         closed, after = max(life.last for life in lives), sum(life.tokens for life in lives)
         self._finish()
+        if after == before:
+            raise RuntimeError(f"{len(prompts)} requests never decoded together")
         return Timed(closed - opened, after - before)
 
     def prefill(self, prompt: Prompt) -> Timed:
