@@ -25,7 +25,7 @@ def choose_backend(cache: PagedKVCache, dtype: torch.dtype) -> BackendChoice:
     """The fastest there is for this cache. `dtype`: the model's."""
     geometry = cache.geometry
     if not CPagedAttention.supports(geometry):
-        why = f"the C kernels serve neither {geometry.dtype} nor a head of {geometry.head_dim}"
+        why = f"there is no C kernel for {geometry.dtype} and heads of {geometry.head_dim}"
     else:
         try:
             backend = CPagedAttention(cache)

@@ -23,7 +23,8 @@ typedef struct {
 } kf_call;
 
 /* `first`: the first position that the row sees. A piece is a range of positions that begins at a multiple of its
- * length: a query meets the same pieces however its prompt was cut. */
+ * length, and the row alone decides how long it is: so neither its neighbours nor the number of threads change in what
+ * order its numbers are added up. */
 typedef struct {
     int32_t first, end, piece, pieces, blocks;
 } kf_cut;

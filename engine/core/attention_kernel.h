@@ -9,6 +9,8 @@ enum {
     LINE = 16, /* floats in a cache line */
 };
 
+static const kf_tile NOTHING;
+
 /* Some of a tile's keys, by their number in it. */
 typedef struct {
     int begin, end;
@@ -32,35 +34,32 @@ INLINE span visible(const kf_queries *queries, int query, const kf_tile *tile)
     return (span){first > 0 ? first : 0, last < tile->count ? last + 1 : tile->count};
 }
 
-/* parts[j]: the scores of query j, each in LANES / 4 parts, as fold4 leaves them. */
-INLINE void multiply_keys(float (*parts)[TILE * LANES / 4], const float *const *query, const int group, int head_dim,
-                          const kf_tile *tile)
+/* Rows of TILE scores, one for each query of the group. */
+INLINE void multiply_keys(float (*score)[TILE], const float *const *query, const int group, int head_dim,
+                          const kf_tile *tile, const kf_tile *next)
 {
-    for (int i = 0; i < tile->count; i += 4) {
-        const float *const *key = tile->keys + i;
-        vec sum[GROUP][4] = {0};
-        for (int d = 0; d < head_dim; d += LANES) {
-            vec q[GROUP];
-            for (int j = 0; j < group; j++)
-                q[j] = load(query[j] + d);
-            for (int k = 0; k < 4; k++) {
-                vec one = load(key[k] + d);
+    for (int i = 0; i < tile->count; i += LANES) {
+        vec part[GROUP][LANES / 4];
+        for (int quarter = 0; quarter < LANES / 4; quarter++) {
+            const float *const *key = tile->keys + i + 4 * quarter;
+            vec sum[GROUP][4] = {0};
+            for (int k = i + 4 * quarter; k < i + 4 * quarter + 4 && k < next->count; k++)
+                fetch(next->keys[k], head_dim);
+            for (int d = 0; d < head_dim; d += LANES) {
+                vec q[GROUP];
                 for (int j = 0; j < group; j++)
-                    sum[j][k] += q[j] * one;
+                    q[j] = load(query[j] + d);
+                for (int k = 0; k < 4; k++) {
+                    vec one = load(key[k] + d);
+                    for (int j = 0; j < group; j++)
+                        sum[j][k] += q[j] * one;
+                }
             }
+            for (int j = 0; j < group; j++)
+                part[j][quarter] = fold4(sum[j][0], sum[j][1], sum[j][2], sum[j][3]);
         }
         for (int j = 0; j < group; j++)
-            store(parts[j] + i * (LANES / 4), fold4(sum[j][0], sum[j][1], sum[j][2], sum[j][3]));
-    }
-}
-
-INLINE void add_parts(float *score, const float *parts, int count)
-{
-    for (int i = 0; i < count; i += 4) {
-        quad sum = *(const quad *)(parts + i * (LANES / 4));
-        for (int lane = 4; lane < LANES; lane += 4)
-            sum += *(const quad *)(parts + i * (LANES / 4) + lane);
-        *(quad *)(score + i) = sum;
+            store(score[j] + i, join_parts(part[j]));
     }
 }
 
@@ -74,10 +73,10 @@ INLINE void bend(float *score, int count, float scaling, float softcap)
     }
 }
 
-INLINE void hide(float *score, int begin, int end)
+INLINE void fill(float *score, int begin, int end, float value)
 {
     for (int i = begin; i < end; i++)
-        score[i] = -INFINITY;
+        score[i] = value;
 }
 
 INLINE float largest_of(const float *score, int count)
@@ -88,44 +87,43 @@ INLINE float largest_of(const float *score, int count)
     return largest_lane(largest);
 }
 
-/* Scores become weights; returns their sum. */
-INLINE float exponentials(float *score, int count, float largest)
-{
-    vec sum = {0};
-    for (int i = 0; i < count; i += LANES) {
-        vec weight = exponential(load(score + i) - largest);
-        store(score + i, weight);
-        sum += weight;
-    }
-    return sum_lanes(sum);
-}
-
-/* From the parts of one query's scores to its weights, 0 where it does not see. Returns what its output so far is
- * worth, now that the largest score may be another. */
-INLINE float weigh(float *weight, const float *parts, kf_queries *queries, int query, const kf_tile *tile)
+/* From the scores of the group's queries to their weights, 0 where a query does not see. Returns, by query, what its
+ * output so far is worth now that the largest score may be another. */
+INLINE vec weigh(float (*score)[TILE], const int group, kf_queries *queries, int begin, const kf_tile *tile)
 {
     int padded = round_up(tile->count, LANES);
-    span seen = visible(queries, query, tile);
-    if (seen.begin >= seen.end) {
-        for (int i = 0; i < padded; i += LANES)
-            store(weight + i, (vec){0});
-        return 1.0f;
+    float shift[GROUP] = {0};
+    vec decline = {0};
+    for (int j = 0; j < group; j++) {
+        span seen = visible(queries, begin + j, tile);
+        if (seen.begin >= seen.end) {
+            fill(score[j], 0, padded, -INFINITY);
+            continue;
+        }
+        bend(score[j], padded, queries->scaling, queries->softcap);
+        fill(score[j], 0, seen.begin, -INFINITY);
+        fill(score[j], seen.end, padded, -INFINITY);
+        float before = queries->largest[begin + j], now = largest_of(score[j], padded);
+        now = before > now ? before : now;
+        decline[j] = before - now;
+        queries->largest[begin + j] = shift[j] = now;
     }
-    add_parts(weight, parts, tile->count);
-    bend(weight, padded, queries->scaling, queries->softcap);
-    hide(weight, 0, seen.begin);
-    hide(weight, seen.end, padded);
-    float before = queries->largest[query], now = largest_of(weight, padded);
-    now = before > now ? before : now;
-    float fade = exponential(splat(before - now))[0];
-    queries->largest[query] = now;
-    queries->sum[query] = queries->sum[query] * fade + exponentials(weight, padded, now);
+    vec fade = exponential(decline);
+    for (int j = 0; j < group; j++) {
+        vec sum = load(queries->sum[begin + j]) * fade[j];
+        for (int i = 0; i < padded; i += LANES) {
+            vec weight = exponential(load(score[j] + i) - shift[j]);
+            store(score[j] + i, weight);
+            sum += weight;
+        }
+        store(queries->sum[begin + j], sum);
+    }
     return fade;
 }
 
 /* `vectors` of each value, from dimension `d` on. */
-INLINE void add_values(float *const *output, const int group, const float *fade, float (*weight)[TILE],
-                       const kf_tile *tile, int d, const int vectors)
+INLINE void add_values(float *const *output, const int group, vec fade, float (*weight)[TILE], const kf_tile *tile,
+                        const kf_tile *next, int d, const int vectors)
 {
     vec sum[GROUP][4];
     for (int j = 0; j < group; j++)
@@ -133,6 +131,8 @@ INLINE void add_values(float *const *output, const int group, const float *fade,
             sum[j][v] = load(output[j] + d + v * LANES) * fade[j];
     for (int i = 0; i < tile->count; i++) {
         vec share[GROUP];
+        if (i < next->count)
+            fetch(next->values[i] + d, vectors * LANES);
         for (int j = 0; j < group; j++)
             share[j] = splat(weight[j][i]);
         for (int v = 0; v < vectors; v++) {
@@ -146,31 +146,30 @@ INLINE void add_values(float *const *output, const int group, const float *fade,
             store(output[j] + d + v * LANES, sum[j][v]);
 }
 
-INLINE void attend_group(kf_queries *queries, int begin, const int group, const kf_tile *tile)
+INLINE void attend_group(kf_queries *queries, int begin, const int group, const kf_tile *tile,
+                         const kf_tile *next)
 {
-    float parts[GROUP][TILE * LANES / 4], weight[GROUP][TILE], fade[GROUP];
-    float *const *output = queries->output + begin;
+    float score[GROUP][TILE], *const *output = queries->output + begin;
     int d = 0;
-    multiply_keys(parts, queries->query + begin, group, queries->head_dim, tile);
-    for (int j = 0; j < group; j++)
-        fade[j] = weigh(weight[j], parts[j], queries, begin + j, tile);
+    multiply_keys(score, queries->query + begin, group, queries->head_dim, tile, next);
+    vec fade = weigh(score, group, queries, begin, tile);
     for (; d + 4 * LANES <= queries->head_dim; d += 4 * LANES)
-        add_values(output, group, fade, weight, tile, d, 4);
+        add_values(output, group, fade, score, tile, next, d, 4);
     for (; d < queries->head_dim; d += LANES)
-        add_values(output, group, fade, weight, tile, d, 1);
+        add_values(output, group, fade, score, tile, next, d, 1);
 }
 
 TARGET void ATTEND_TILE(kf_queries *queries, const kf_tile *tile, const kf_tile *next)
 {
-    for (int i = 0; i < next->count; i++) {
-        fetch(next->keys[i], queries->head_dim);
-        fetch(next->values[i], queries->head_dim);
+    for (int i = 0; i < queries->count;) {
+        int left = queries->count - i, group = left >= 3 && left != 4 ? 3 : left >= 2 ? 2 : 1;
+        const kf_tile *fetched = i ? &NOTHING : next;
+        if (group == 3)
+            attend_group(queries, i, 3, tile, fetched);
+        else if (group == 2)
+            attend_group(queries, i, 2, tile, fetched);
+        else
+            attend_group(queries, i, 1, tile, fetched);
+        i += group;
     }
-    int i = 0;
-    for (; queries->count - i >= 3 && queries->count - i != 4; i += 3)
-        attend_group(queries, i, 3, tile);
-    for (; queries->count - i >= 2; i += 2)
-        attend_group(queries, i, 2, tile);
-    if (i < queries->count)
-        attend_group(queries, i, 1, tile);
 }

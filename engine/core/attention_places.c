@@ -80,6 +80,6 @@ void kf_lay_tile(kf_tile *tile, const kf_call *call, const kf_row *row, int32_t 
     }
     tile->first = begin;
     tile->count = i;
-    for (; i % 4; i++)
+    for (; i % MOST_LANES; i++)
         tile->keys[i] = tile->keys[i - 1];
 }

@@ -4,11 +4,12 @@
 #include <stdint.h>
 
 enum {
-    TILE = 32,    /* keys; tiles begin at multiples of it, so that a query meets its keys in the same portions always */
-    QUERIES = 32, /* at most, of a unit of work */
+    MOST_LANES = 16, /* of a vector */
+    TILE = 32,       /* keys; tiles begin at multiples of it */
+    QUERIES = 32,    /* at most, of a unit of work */
 };
 
-/* Keys at positions `first`... and their values. `keys` is filled up to a multiple of 4. */
+/* Keys at positions `first`... and their values. `keys` is filled up to a multiple of MOST_LANES. */
 typedef struct {
     int32_t first, count;
     const float *keys[TILE];
@@ -16,14 +17,14 @@ typedef struct {
 } kf_tile;
 
 /* Softmax in progress, for `count` queries: exponentials are taken relative to `largest`, the largest score so far;
- * `sum` is that of the exponentials, `output` that of the values weighted with them. */
+ * `sum` (its lanes together) is that of the exponentials, `output` that of the values weighted with them. */
 typedef struct {
     int32_t count, head_dim, window;
     float scaling, softcap;
     int32_t position[QUERIES];
     const float *query[QUERIES];
     float *output[QUERIES];
-    float largest[QUERIES], sum[QUERIES];
+    float largest[QUERIES], sum[QUERIES][MOST_LANES];
 } kf_queries;
 
 /* Adds a tile to all queries that see some of it; what `next` points to is fetched into the cache meanwhile. */

@@ -5,7 +5,7 @@
 #include "attention_call.h"
 
 enum {
-    DECODE_PIECE = 128, /* positions in a piece of a row with one query: several threads may share a long row */
+    DECODE_PIECE = 256, /* positions in a piece of a row with one query: several threads may share a long row */
     CHUNK_PIECE = 1024, /* of a row with more queries */
 };
 
@@ -62,6 +62,7 @@ static void finish(const kf_call *call, float *output, float largest, float sum,
 static void take_queries(kf_queries *queries, const kf_call *call, const kf_row *row, int32_t head, int32_t begin)
 {
     int32_t left = row->count * call->share - begin;
+    memset(queries->sum, 0, sizeof queries->sum);
     queries->count = left < call->block ? left : call->block;
     queries->head_dim = call->layer->head_dim;
     queries->window = call->layer->window;
@@ -72,7 +73,6 @@ static void take_queries(kf_queries *queries, const kf_call *call, const kf_row 
         queries->position[i] = row->start + token;
         queries->query[i] = kf_at(call->query, head * call->share + (begin + i) % call->share, row->token + token);
         queries->largest[i] = -INFINITY;
-        queries->sum[i] = 0.0f;
     }
 }
 
@@ -106,12 +106,14 @@ void kf_attend_unit(const kf_call *call, int32_t unit, int32_t head)
     int32_t seen_to = queries.position[queries.count - 1] + 1;
     run_tiles(&queries, call, row, head, begin > seen_from ? begin : seen_from, end < seen_to ? end : seen_to);
     for (int32_t i = 0; i < queries.count; i++) {
-        float *output = queries.output[i];
+        float *output = queries.output[i], sum = 0.0f;
+        for (int32_t lane = 0; lane < MOST_LANES; lane++)
+            sum += queries.sum[i][lane];
         if (cut.pieces == 1) {
-            finish(call, output, queries.largest[i], queries.sum[i], head * call->share + (first + i) % call->share);
+            finish(call, output, queries.largest[i], sum, head * call->share + (first + i) % call->share);
         } else {
             output[queries.head_dim] = queries.largest[i];
-            output[queries.head_dim + 1] = queries.sum[i];
+            output[queries.head_dim + 1] = sum;
         }
     }
 }

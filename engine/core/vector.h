@@ -10,15 +10,20 @@ typedef int32_t ivec __attribute__((vector_size(4 * LANES)));
 typedef float quad __attribute__((vector_size(16), aligned(4), may_alias));
 typedef float vec_in_memory __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 
+/* Lane numbers of two vectors, side by side, for SHUFFLE. QUADS: four lanes each. */
 #if LANES == 4
 #define EVEN_LANES 0, 2, 4, 6
 #define ODD_LANES 1, 3, 5, 7
 #elif LANES == 8
 #define EVEN_LANES 0, 2, 8, 10, 4, 6, 12, 14
 #define ODD_LANES 1, 3, 9, 11, 5, 7, 13, 15
+#define EVEN_QUADS 0, 1, 2, 3, 8, 9, 10, 11
+#define ODD_QUADS 4, 5, 6, 7, 12, 13, 14, 15
 #else
 #define EVEN_LANES 0, 2, 16, 18, 4, 6, 20, 22, 8, 10, 24, 26, 12, 14, 28, 30
 #define ODD_LANES 1, 3, 17, 19, 5, 7, 21, 23, 9, 11, 25, 27, 13, 15, 29, 31
+#define EVEN_QUADS 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27
+#define ODD_QUADS 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31
 #endif
 
 #ifdef __clang__
@@ -63,6 +68,26 @@ INLINE vec add_pairs(vec a, vec b)
 INLINE vec fold4(vec a, vec b, vec c, vec d)
 {
     return add_pairs(add_pairs(a, b), add_pairs(c, d));
+}
+
+#if LANES > 4
+/* As add_pairs, with four lanes for one. */
+INLINE vec add_quads(vec a, vec b)
+{
+    return SHUFFLE(a, b, EVEN_QUADS) + SHUFFLE(a, b, ODD_QUADS);
+}
+#endif
+
+/* `part`: LANES / 4 results of fold4. Lane i: the whole sum of the i-th vector that was folded. */
+INLINE vec join_parts(const vec *part)
+{
+#if LANES == 4
+    return part[0];
+#elif LANES == 8
+    return add_quads(part[0], part[1]);
+#else
+    return add_quads(add_quads(part[0], part[1]), add_quads(part[2], part[3]));
+#endif
 }
 
 INLINE float sum_lanes(vec value)
