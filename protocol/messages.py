@@ -13,7 +13,7 @@ from typing import Annotated
 import msgspec
 
 from protocol.layout import KVLayout
-from protocol.sampling import SamplingParams
+from protocol.sampling import SamplingParams, TokenId
 from protocol.ticket import TransferKey, TransferTicket
 
 MAX_PROMPT_TOKENS = 1 << 20
@@ -25,7 +25,6 @@ Seconds = Annotated[float, msgspec.Meta(ge=0.0, le=1e9)]
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
 PublicId = Annotated[str, msgspec.Meta(max_length=512)]
 Text = Annotated[str, msgspec.Meta(max_length=4096)]
-TokenId = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
 Prompt = Annotated[list[TokenId], msgspec.Meta(min_length=1, max_length=MAX_PROMPT_TOKENS)]
 
 

@@ -10,7 +10,16 @@ from hypothesis import strategies as st
 
 from engine.forward_batch import SampleKey
 from engine.runner import SampledToken
-from engine.sampler import NOT_FINITE, NOTHING_LEFT, plan_samples, read_report, sample_tokens
+from engine.sampler import (
+    NOT_FINITE,
+    NOTHING_LEFT,
+    one_by_one,
+    plan_groups,
+    plan_samples,
+    read_report,
+    sample_tokens,
+    together,
+)
 from protocol.sampling import SamplingParams
 from tests.engine.sampling_oracle import probabilities, processed
 
@@ -55,6 +64,16 @@ def test_a_token_depends_on_its_own_row_only() -> None:
     alone = [sample_tokens(LOGITS[i : i + 1], [one], END_TOKENS)[0] for i, one in enumerate(VARIETY)]
     assert together == alone
     assert sample_tokens(LOGITS.flip(0), VARIETY[::-1], END_TOKENS) == together[::-1]
+
+
+def test_rows_worked_on_together_choose_what_each_chooses_alone() -> None:
+    logits, keys = LOGITS.repeat(3, 1), VARIETY * 3
+    logits[20, 3] = float("nan")
+    at_once = plan_groups(together(keys), keys, END_TOKENS, VOCAB, logits.device).choose(logits)
+    alone = plan_groups(one_by_one(keys), keys, END_TOKENS, VOCAB, logits.device).choose(logits)
+    assert len(together(keys)) == 2
+    assert at_once.tokens.tolist() == alone.tokens.tolist()
+    torch.testing.assert_close(at_once.report, alone.report, equal_nan=True)
 
 
 def test_seed_and_position_change_what_is_drawn() -> None:
