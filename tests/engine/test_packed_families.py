@@ -8,40 +8,27 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from engine.geometry import AttentionType
-from engine.models.loading import load_model
+from engine.geometry import AttentionType, LayerGroup
 from tests.engine.by_hand import ByHand
-from tests.engine.tiny_models import KINDS, greedy, prompt_of
+from tests.engine.tiny_models import KINDS, NEW, WINDOW_PROMPTS, continued, greedy, prompt_of
 from tests.tiny_model import WINDOW
 
-PROMPTS = {"A": prompt_of(WINDOW - 2), "B": prompt_of(WINDOW + 5), "C": prompt_of(2), "D": prompt_of(3 * WINDOW)}
-"""A crosses the window while it decodes, B and D during prefill."""
-NEW = 12
 
-
-@pytest.mark.parametrize("budget", [5, 64])
-def test_batches_of_chunks_and_decodes_give_generates_tokens(any_kind: Path, budget: int) -> None:
-    found = ByHand(any_kind, "ABCD").greedy(PROMPTS, NEW, budget)
-    assert found == {request: greedy(any_kind, prompt, NEW) for request, prompt in PROMPTS.items()}
+def test_batches_of_chunks_and_decodes_give_generates_tokens(any_kind: Path) -> None:
+    assert ByHand(any_kind, "ABC").greedy(WINDOW_PROMPTS, NEW, budget=5) == continued(any_kind)
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_layers_are_grouped_as_the_models_code_runs_them(name: str, tiny_kind: Callable[[str], Path]) -> None:
-    groups = load_model(tiny_kind(name)).geometry(page_size=4).groups
-    types = KINDS[name].types
-    for group in groups:
-        letter = "s" if group.type is AttentionType.SLIDING else "f"
-        assert group.layers == tuple(layer for layer, each in enumerate(types) if each == letter)
-        assert group.window == (WINDOW if letter == "s" else None)
-    assert sum(len(group.layers) for group in groups) == len(types)
-
-
-def test_the_word_advances_once_per_layer_in_every_family(any_kind: Path) -> None:
-    model = ByHand(any_kind)
-    model.forward({"A": prompt_of(7)})
-    assert model.progress.value == 3
-    model.forward({"A": [1]})
-    assert model.progress.value == 6
+def test_each_layer_is_in_its_group_and_moves_the_word_once(name: str, tiny_kind: Callable[[str], Path]) -> None:
+    model = ByHand(tiny_kind(name))
+    groups = {group.type: group for group in model.pool.geometry.groups}
+    for letter, kind in (("f", AttentionType.FULL), ("s", AttentionType.SLIDING)):
+        layers = tuple(layer for layer, each in enumerate(KINDS[name].types) if each == letter)
+        window = WINDOW if letter == "s" else None
+        assert groups.get(kind) == (LayerGroup(kind, layers, window) if layers else None)
+    for tokens, word in ((prompt_of(7), 3), ([1], 6)):
+        model.forward({"A": tokens})
+        assert model.progress.value == word
 
 
 @pytest.mark.parametrize(
@@ -54,14 +41,14 @@ def test_what_a_family_does_to_its_scores_shows_in_the_tokens(
 ) -> None:
     model = ByHand(tiny_kind(name))
     model.backend.instead = left_out
-    assert model.greedy({"A": PROMPTS["B"]}, NEW, 64)["A"] != greedy(tiny_kind(name), PROMPTS["B"], NEW)
+    assert model.greedy({"A": WINDOW_PROMPTS["B"]}, NEW, 64)["A"] != greedy(tiny_kind(name), WINDOW_PROMPTS["B"], NEW)
 
 
 @pytest.mark.parametrize("name", ["llama", "mistral-sliding", "gemma2", "gpt-oss"])
 def test_a_damaged_page_shows_in_the_tokens(name: str, tiny_kind: Callable[[str], Path]) -> None:
     """These models are not blind: one head of one page of one layer, zeroed after prefill."""
     model = ByHand(tiny_kind(name))
-    prompt = PROMPTS["B"]
+    prompt = WINDOW_PROMPTS["B"]
     logits = model.forward({"A": prompt})["A"]
     last = len(model.pool.geometry.groups) - 1
     model.pool.pages(last)[model.tables["A"][last][0], 0, 1] = 0
@@ -77,10 +64,10 @@ def test_a_damaged_page_shows_in_the_tokens(name: str, tiny_kind: Callable[[str]
 def test_logits_are_those_of_transformers_own_forward(name: str, tiny_kind: Callable[[str], Path]) -> None:
     """Of the wanted rows alone, and Gemma 2's final softcap on them too: greedy tokens would not show it."""
     folder = tiny_kind(name)
-    logits = ByHand(folder).forward({"A": PROMPTS["D"]})["A"]
+    logits = ByHand(folder).forward({"A": WINDOW_PROMPTS["C"]})["A"]
     model = cast(Any, AutoModelForCausalLM).from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
     with torch.inference_mode():
-        expected = model(torch.tensor([PROMPTS["D"]])).logits[0, -1]
+        expected = model(torch.tensor([WINDOW_PROMPTS["C"]])).logits[0, -1]
     torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
     cap = getattr(model.config, "final_logit_softcapping", None)
     assert cap is None or logits.abs().max() < cap < 10 * logits.abs().max()

@@ -48,3 +48,18 @@ def prompt_of(length: int, seed: int = 0) -> list[int]:
     """Random token ids, the same for the same arguments."""
     generator = torch.Generator().manual_seed(1000 * seed + length)
     return torch.randint(0, VOCAB, (length,), generator=generator).tolist()
+
+
+NEW = 12
+"""Tokens that each of WINDOW_PROMPTS is continued by."""
+WINDOW_PROMPTS = {
+    "A": prompt_of(WINDOW - 2),
+    "B": prompt_of(WINDOW + 5),
+    "C": prompt_of(3 * WINDOW),
+}
+"""A crosses the window while it decodes, B and C during prefill."""
+
+
+def continued(directory: Path) -> dict[str, list[int]]:
+    """The oracle's tokens of WINDOW_PROMPTS."""
+    return {name: greedy(directory, prompt, NEW) for name, prompt in WINDOW_PROMPTS.items()}
