@@ -1,23 +1,21 @@
 """Runs one forward of a batch and chooses the next tokens."""
 
 import time
-from collections.abc import Callable, Set
+from collections.abc import Set
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 import torch
 
 from engine.attention.base import AttentionBackend
 from engine.forward_batch import ForwardBatch
+from engine.futures import settled
 from engine.models.binding import BoundModel
 from engine.padding import Padding
 from engine.prepared_forward import PreparedForward, Samples, prepare_forward
 from engine.runner import ForwardResult
 from engine.sampler import sample_tokens
-
-P = ParamSpec("P")
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -63,10 +61,8 @@ class ModelRunner:
         previous, self._previous = self._previous, None
         work = prepared.result()
         started = time.monotonic_ns()
-        void = work.inputs.fill(previous)
-        tokens = self._run(work.inputs, work.plan)
-        for index, reason in void.items():
-            tokens[index] = reason
+        work.inputs.fill(previous)
+        tokens = work.inputs.without_void(self._run(work.inputs, work.plan), previous)
         self._previous = tokens
         return ForwardResult(tokens, started, time.monotonic_ns())
 
@@ -82,13 +78,3 @@ class ModelRunner:
             return []
         logits = self._model.logits(inputs.token_ids, inputs.positions, plan, inputs.ends)
         return sample_tokens(logits, inputs.keys, self._end_tokens)
-
-
-def settled(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> "Future[T]":
-    """Calls it now; the future holds what came of it."""
-    future: Future[T] = Future()
-    try:
-        future.set_result(call(*args, **kwargs))
-    except Exception as error:  # noqa: BLE001 - whoever asks for the result gets it
-        future.set_exception(error)
-    return future

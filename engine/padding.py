@@ -16,12 +16,13 @@ MIN_LONGEST_KEY = 1024
 
 
 class GraphKey(NamedTuple):
-    """What kernels bake in when a forward is captured; equal keys may share a graph. Of a decode batch only
-    `query_tokens` says something. `longest_keys`: of each group, the keys of its longest row, rounded up to a power of
-    two. `samples`: rows of logits."""
+    """What kernels bake in when a forward is captured; equal keys may share a graph. A decode batch is told by
+    `query_tokens`, and by whether there are `samples`, rows of logits. `rows`: the kernels' requests, some of them
+    possibly empty. `longest_keys`: of each group, the keys of its longest row, rounded up to a power of two."""
 
     decode: bool
     query_tokens: int
+    rows: int
     samples: int
     kv_tokens: int = 0
     longest_keys: tuple[int, ...] = ()
@@ -47,7 +48,7 @@ class Padding:
 
     @property
     def max_rows(self) -> int:
-        """Of a padded batch."""
+        """Of a padded batch: one more than of requests."""
         return self.max_requests + 1
 
     def query_tokens(self, count: int) -> int:
@@ -67,7 +68,7 @@ class Padding:
 
     def _decode_key(self, batch: ForwardBatch) -> GraphKey:
         total = self.requests(len(batch.rows))
-        return GraphKey(decode=True, query_tokens=total, samples=total)
+        return GraphKey(decode=True, query_tokens=total, rows=total, samples=total if batch.samples else 0)
 
     def _key(self, batch: ForwardBatch) -> GraphKey:
         keys = [[keys_of(row, group) for row in batch.rows] for group in self.geometry.groups]
@@ -75,7 +76,8 @@ class Padding:
         return GraphKey(
             decode=False,
             query_tokens=self.query_tokens(batch.num_tokens),
-            samples=power_of_two(samples) if samples else 0,
+            rows=min(power_of_two(len(batch.rows) + 1), self.max_rows),
+            samples=min(power_of_two(samples), self.max_requests) if samples else 0,
             kv_tokens=self.kv_tokens(max(sum(of_group) for of_group in keys)),
             longest_keys=tuple(max(MIN_LONGEST_KEY, power_of_two(max(of_group))) for of_group in keys),
         )

@@ -32,18 +32,27 @@ class PreparedForward:
     keys: list[SampleKey]
     carries: list[Carry]
 
-    def fill(self, previous: Samples | None) -> dict[int, str]:
+    @property
+    def carries_history(self) -> bool:
+        """Whether a carried token must be known before the next one can be chosen after it."""
+        return any(c.sample is not None and self.keys[c.sample].params.needs_history for c in self.carries)
+
+    def fill(self, previous: Samples | None) -> None:
         """Puts the carried tokens in their places. `previous`: the samples of the forward before; None if it failed.
-        A row whose token there is none of keeps token 0: it runs and disturbs nobody, but its sample is void. Returns
-        why, by sample."""
-        void: dict[int, str] = {}
+        A row whose token there is none of keeps token 0: it runs and disturbs nobody."""
         for carry in self.carries:
-            token = previous[carry.source] if previous is not None else "its forward failed"
+            token = previous[carry.source] if previous is not None else None
             if isinstance(token, SampledToken):
                 self._put(carry, token.token)
-            elif carry.sample is not None:
-                void[carry.sample] = f"the token before it is missing: {token}"
-        return void
+
+    def without_void(self, samples: Samples, previous: Samples | None) -> Samples:
+        """This forward's samples, with a reason in place of those that followed from a token there was none of."""
+        checked = list(samples)
+        for carry in self.carries:
+            token = previous[carry.source] if previous is not None else "its forward failed"
+            if isinstance(token, str) and carry.sample is not None:
+                checked[carry.sample] = f"the token before it is missing: {token}"
+        return checked
 
     def _put(self, carry: Carry, token: int) -> None:
         self.token_ids[carry.packed] = token

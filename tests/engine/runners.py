@@ -58,13 +58,15 @@ class Hooked(TorchPagedAttention):
 class Bench:
     """A model bound to a pool whose pages are NaN until written."""
 
-    def __init__(self, directory: Path, sequences: int = 4) -> None:
+    backend_type: type[TorchPagedAttention] = Hooked
+
+    def __init__(self, directory: Path, sequences: int = 8, max_length: int = MAX_LENGTH) -> None:
         loaded = load_model(directory)
         self.geometry = loaded.geometry(PAGE_SIZE)
-        pages = -(-MAX_LENGTH // PAGE_SIZE)
+        pages = -(-max_length // PAGE_SIZE)
         self.pool = CachePool(self.geometry, sequences * pages * len(self.geometry.groups), debug_pages=True)
         self.cache = PagedKVCache(self.pool)
-        self.backend = Hooked(self.cache, torch.float32)
+        self.backend = self.backend_type(self.cache, torch.float32)
         self.progress = ProgressWord()
         self.model = BoundModel(loaded.model, self.backend, self.progress)
         self.tables: list[list[int]] = []
