@@ -47,6 +47,11 @@ class EngineLoop:
     def alive(self) -> bool:
         return self._thread.is_alive()
 
+    @property
+    def paused_by_caller(self) -> bool:
+        """Whether the calling thread holds a pause."""
+        return threading.get_ident() in self._holders
+
     def start(self) -> None:
         self._thread.start()
 
@@ -54,9 +59,9 @@ class EngineLoop:
         """Run what was submitted, then end after the current step, leaving the requests as they are. May be called
         again. Raises TimeoutError if a step, or another thread's pause, does not end in time, and LoopPaused inside
         a pause of the caller's own."""
+        if self.paused_by_caller:
+            raise LoopPaused("stopping would wait for the caller's own pause: leave it first")
         with self._wake:
-            if threading.get_ident() in self._holders:
-                raise LoopPaused("stopping would wait for the caller's own pause: leave it first")
             self._stopping = True
             self._wake.notify_all()
         if self._thread.ident is None:

@@ -268,14 +268,16 @@ def test_a_loop_started_inside_a_pause_runs_after_it(harness: Harness) -> None:
 
 @pytest.mark.parametrize("dies", [False, True])
 def test_the_end_is_told_last_on_the_engines_thread(harness: Harness, dies: bool) -> None:
-    ends: list[tuple[str, type[BaseException]]] = []
-    loop = EngineLoop(
+    ends: list[tuple[str, BaseException | None]] = []
+    own = EngineLoop(
         harness.engine,
         on_step=lambda _: None,
-        on_end=lambda: ends.append((threading.current_thread().name, type(loop.error))),
+        on_end=lambda: ends.append((threading.current_thread().name, own.error)),
     )
-    loop.start()
+    own.start()
     if dies:
-        loop.post(lambda _: 1 // 0)
-    loop.stop()
-    assert ends == [("engine", ZeroDivisionError if dies else type(None))]
+        own.post(lambda _: 1 // 0)
+    own.stop()
+    ((thread, error),) = ends
+    assert thread == "engine"
+    assert isinstance(error, ZeroDivisionError) if dies else error is None
