@@ -33,6 +33,10 @@ class PagedKVCache:
                 both = pages[:, ordinal].permute(2, 1, 0, 3, 4)
                 self.layers[layer] = LayerCache(index, pages[:, ordinal, :, 0], pages[:, ordinal, :, 1], both)
 
+    @property
+    def device(self) -> torch.device:
+        return self.layers[0].keys.device
+
     def group_of(self, layer: int) -> LayerGroup:
         return self.geometry.groups[self.layers[layer].group]
 

@@ -45,7 +45,7 @@ def _by_the_formula(
     if scores.softcap is not None:
         logits = scores.softcap * torch.tanh(logits / scores.softcap)
     if mask is None and queries > 1:
-        mask = causal_mask(range(queries), range(queries), logits.dtype)
+        mask = causal_mask(range(queries), range(queries), logits.dtype, device=logits.device)
     if mask is not None:
         logits = logits + mask
     weights = _softmax(logits, scores.sinks)

@@ -40,6 +40,7 @@ class TorchFullAttention:
         self._cache = cache
         self._group = group
         self._dtype = dtype
+        self._device = cache.device
 
     def plan(self, rows: Sequence[BatchRow]) -> FullPlan:
         size = self._cache.page_size
@@ -49,7 +50,7 @@ class TorchFullAttention:
         for row in rows:
             plans.append(self._plan_row(row, begin))
             begin += len(row.tokens)
-        return FullPlan(torch.tensor(blocks), torch.tensor(slots), plans)
+        return FullPlan(torch.tensor(blocks, device=self._device), torch.tensor(slots, device=self._device), plans)
 
     def attend(
         self,
@@ -76,6 +77,6 @@ class TorchFullAttention:
         pages = -(-length // self._cache.page_size)
         mask = None
         if row.start and count > 1:
-            mask = causal_mask(range(row.start, length), range(length), self._dtype)
-        table = torch.tensor(row.tables[self._group][:pages])
+            mask = causal_mask(range(row.start, length), range(length), self._dtype, device=self._device)
+        table = torch.tensor(row.tables[self._group][:pages], device=self._device)
         return FullRow(slice(begin, begin + count), table, length, row.start == 0, mask)

@@ -49,6 +49,7 @@ class TorchSlidingAttention:
         self._group = group
         self._window = window
         self._dtype = dtype
+        self._device = cache.device
 
     def plan(self, rows: Sequence[BatchRow]) -> SlidingPlan:
         plans: list[SlidingRow] = []
@@ -61,7 +62,7 @@ class TorchSlidingAttention:
             places += self._places(row, kept)
             plans.append(self._plan_row(row, begin))
             begin += len(row.tokens)
-        return SlidingPlan(torch.tensor(stored), _as_tensors(places), plans)
+        return SlidingPlan(torch.tensor(stored, device=self._device), self._as_tensors(places), plans)
 
     def attend(
         self,
@@ -87,8 +88,9 @@ class TorchSlidingAttention:
         mask = None
         if count > 1 and (cached or count > self._window):
             queries = range(row.start, row.end)
-            mask = causal_mask(queries, range(row.start - len(cached), row.end), self._dtype, self._window)
-        places = _as_tensors(self._places(row, cached)) if cached else None
+            keys = range(row.start - len(cached), row.end)
+            mask = causal_mask(queries, keys, self._dtype, self._window, self._device)
+        places = self._as_tensors(self._places(row, cached)) if cached else None
         return SlidingRow(slice(begin, begin + count), places, mask)
 
     def _places(self, row: BatchRow, positions: Iterable[int]) -> list[tuple[int, int]]:
@@ -106,7 +108,6 @@ class TorchSlidingAttention:
         old_k, old_v = self._cache.gather(layer, row.cached.blocks, row.cached.slots)
         return torch.cat([old_k, k], dim=1), torch.cat([old_v, v], dim=1)
 
-
-def _as_tensors(places: Sequence[tuple[int, int]]) -> Places:
-    blocks, slots = torch.tensor(places).T
-    return Places(blocks, slots)
+    def _as_tensors(self, places: Sequence[tuple[int, int]]) -> Places:
+        blocks, slots = torch.tensor(places, device=self._device).T
+        return Places(blocks, slots)
