@@ -22,7 +22,7 @@ class Core(NamedTuple):
 def core() -> Core:
     """Raises KernelsUnavailable where the extension was not built or would bring an OpenMP of its own."""
     try:
-        from engine import _core
+        import engine._core as _core
     except ImportError as error:
         raise KernelsUnavailable(
             f"the C kernels cannot be loaded ({error}): install a C compiler, then run `python -m engine._build`"
