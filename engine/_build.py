@@ -12,7 +12,7 @@ from cffi import FFI
 
 ROOT = Path(__file__).resolve().parent.parent
 CORE = Path("engine/core")
-HEADERS = ("cpu.h", "attention.h")
+HEADERS = ("cpu.h", "attention.h", "dense.h")
 """What Python sees. cffi reads them too (lines that start with '#' are dropped): plain declarations only."""
 SOURCES = (
     "cpu",
@@ -22,6 +22,10 @@ SOURCES = (
     "attention_portable",
     "attention_avx2",
     "attention_avx512",
+    "dense",
+    "dense_portable",
+    "dense_avx2",
+    "dense_avx512",
 )
 
 ffi = FFI()

@@ -1,0 +1,100 @@
+/* Products of tokens with rows of weights, as both lie in memory: nothing is packed or copied.
+ *
+ * Four tokens by three rows make twelve sums that stay in registers. The rows stay in the nearest cache while all
+ * tokens of a block, which the next cache holds, pass by; meanwhile the next rows are fetched, so that memory and
+ * arithmetic overlap. Each sum adds up in the same order whatever its neighbours are.
+ */
+enum {
+    TOKENS = 4,
+    ROWS = 3,
+    BLOCK = 64,    /* tokens */
+    PORTION = 768, /* inputs at most: three rows and four tokens of them fit the nearest cache */
+    LINE = 16,     /* floats in a cache line */
+};
+
+/* Inputs begin..end. */
+typedef struct {
+    int begin, end;
+} portion;
+
+INLINE void fetch(const float *from, long begin, long end)
+{
+    for (long i = begin / LINE * LINE; i < end; i += LINE)
+        __builtin_prefetch(from + i);
+}
+
+INLINE quad sum_each(vec a, vec b, vec c)
+{
+    vec parts = fold4(a, b, c, (vec){0});
+    quad sum = ((const quad *)&parts)[0];
+    for (int i = 1; i < LANES / 4; i++)
+        sum += ((const quad *)&parts)[i];
+    return sum;
+}
+
+INLINE void multiply_tile(const kf_product *p, portion part, int token, const int tokens, int row, const int rows)
+{
+    const float *input = p->input + (long)token * p->inputs, *weight = p->weight + (long)row * p->inputs;
+    vec sum[TOKENS][ROWS] = {0};
+    for (int k = part.begin; k < part.end; k += LANES) {
+        vec w[ROWS];
+        for (int j = 0; j < rows; j++)
+            w[j] = load(weight + (long)j * p->inputs + k);
+        for (int i = 0; i < tokens; i++) {
+            vec x = load(input + (long)i * p->inputs + k);
+            for (int j = 0; j < rows; j++)
+                sum[i][j] += x * w[j];
+        }
+    }
+    for (int i = 0; i < tokens; i++) {
+        quad total = sum_each(sum[i][0], sum[i][1], sum[i][2]);
+        for (int j = 0; j < rows; j++)
+            p->output[(long)(token + i) * p->outputs + row + j] += total[j];
+    }
+}
+
+/* Returns how many tokens it took. */
+INLINE int multiply_some(const kf_product *p, portion part, int token, int end, int row, const int rows)
+{
+    if (token + 4 <= end)
+        return multiply_tile(p, part, token, 4, row, rows), 4;
+    if (token + 2 <= end)
+        return multiply_tile(p, part, token, 2, row, rows), 2;
+    return multiply_tile(p, part, token, 1, row, rows), 1;
+}
+
+/* Tokens first..last. `next`: the inputs of as many rows behind these are fetched meanwhile, each tile its share. */
+INLINE void multiply_block(const kf_product *p, portion part, int first, int last, int row, const int rows, int next)
+{
+    const float *behind = p->weight + (long)(row + rows) * p->inputs;
+    int length = part.end - part.begin, share = (length * TOKENS + last - first - 1) / (last - first);
+    for (int token = first, from = part.begin; token < last; from += share) {
+        int to = from + share < part.end ? from + share : part.end;
+        for (int j = 0; j < next; j++)
+            fetch(behind + (long)j * p->inputs, from, to);
+        token += multiply_some(p, part, token, last, row, rows);
+    }
+}
+
+INLINE void multiply_portion(const kf_product *p, portion part, int begin, int end)
+{
+    for (int first = 0; first < p->tokens; first += BLOCK) {
+        int last = first + BLOCK < p->tokens ? first + BLOCK : p->tokens, row = begin;
+        for (; row + ROWS <= end; row += ROWS)
+            multiply_block(p, part, first, last, row, ROWS, row + 2 * ROWS <= end ? ROWS : 0);
+        for (; row < end; row++)
+            multiply_block(p, part, first, last, row, 1, 0);
+    }
+}
+
+static TARGET void multiply(const kf_product *p, int begin, int end)
+{
+    int portions = (p->inputs + PORTION - 1) / PORTION, length = (p->inputs / LANES / portions + 1) * LANES;
+    for (int token = 0; token < p->tokens; token++)
+        for (int row = begin; row < end; row++) {
+            float *output = &p->output[(long)token * p->outputs + row];
+            *output = (p->add ? *output : 0.0f) + (p->bias ? p->bias[row] : 0.0f);
+        }
+    for (int k = 0; k < p->inputs; k += length)
+        multiply_portion(p, (portion){k, k + length < p->inputs ? k + length : p->inputs}, begin, end);
+}

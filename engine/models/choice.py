@@ -1,0 +1,47 @@
+"""Which of the two ways to run a model serves it here."""
+
+import logging
+from typing import Any, NamedTuple, Protocol
+
+import torch
+
+from engine.attention.base import AttentionBackend
+from engine.errors import KernelsUnavailable
+from engine.models.binding import BoundModel
+from engine.models.dense import DenseKernels
+from engine.models.llama_like import LlamaLikeModel, why_not
+from engine.progress import ProgressWord
+
+log = logging.getLogger(__name__)
+
+
+class ServedModel(Protocol):
+    """A model bound to pages and a progress word. See BoundModel."""
+
+    def hidden(self, token_ids: torch.Tensor, positions: torch.Tensor, plan: Any) -> torch.Tensor: ...
+
+    def logits(
+        self, token_ids: torch.Tensor, positions: torch.Tensor, plan: Any, rows: torch.Tensor
+    ) -> torch.Tensor: ...
+
+
+class ModelChoice(NamedTuple):
+    """`why`: for logs and reports."""
+
+    model: ServedModel
+    why: str
+
+
+def choose_model(model: torch.nn.Module, backend: AttentionBackend[Any], progress: ProgressWord) -> ModelChoice:
+    """The fastest there is for this model. It is the only user of `progress`."""
+    reason = why_not(model)
+    if reason is None:
+        try:
+            kernels = DenseKernels()
+            return ModelChoice(LlamaLikeModel(model, backend, progress, kernels), f"C kernels, {kernels.variant}")
+        except KernelsUnavailable as error:
+            log.warning("the model runs in plain torch, slower: %s", error)
+            reason = str(error)
+    else:
+        reason = f"the C kernels do not cover {reason}"
+    return ModelChoice(BoundModel(model, backend, progress), f"transformers' modules: {reason}")

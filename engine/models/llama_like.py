@@ -1,0 +1,117 @@
+"""Llama and its kin (Mistral, Qwen2, Qwen3) on CPUs: the same weights and arithmetic as transformers' modules, run by our
+own kernels. BoundModel runs the modules themselves and is the truth."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch.nn.functional import embedding
+
+from engine.attention.base import AttentionBackend, AttentionScores
+from engine.models.dense import MULTIPLE, DenseKernels, Heads, Linear, RMSNorm
+from engine.progress import ProgressWord
+
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+
+
+@dataclass(frozen=True)
+class DecoderLayer:
+    attention_norm: RMSNorm
+    qkv: Linear
+    heads: Heads
+    scores: AttentionScores
+    output: Linear
+    mlp_norm: RMSNorm
+    gate_up: Linear
+    down: Linear
+
+
+class LlamaLikeModel:
+    """Offers what BoundModel offers, to the same contract. The modules stay usable; some of their weights become views
+    of joined ones."""
+
+    def __init__(
+        self, model: torch.nn.Module, backend: AttentionBackend[Any], progress: ProgressWord, kernels: DenseKernels
+    ) -> None:
+        base = cast(Any, model).base_model
+        head = getattr(model, "lm_head", None)
+        self._backend = backend
+        self._progress = progress
+        self._kernels = kernels
+        self._embeddings: torch.Tensor = base.embed_tokens.weight
+        self._rotary: Callable[..., tuple[torch.Tensor, torch.Tensor]] = base.rotary_emb
+        self._layers = [_layer(base.config, layer) for layer in base.layers]
+        self._norm = RMSNorm(base.norm)
+        self._head = None if head is None else Linear(head)
+
+    @torch.inference_mode()
+    def hidden(self, token_ids: torch.Tensor, positions: torch.Tensor, plan: Any) -> torch.Tensor:
+        """Final hidden states `[T, hidden]` of packed tokens; the head does not run."""
+        return self._kernels.normalise(self._run_layers(token_ids, positions, plan), self._norm)
+
+    @torch.inference_mode()
+    def logits(self, token_ids: torch.Tensor, positions: torch.Tensor, plan: Any, rows: torch.Tensor) -> torch.Tensor:
+        """`[len(rows), vocab]`, of the packed tokens at `rows`."""
+        assert self._head, "a model without a head was asked for logits"
+        states = self._run_layers(token_ids, positions, plan)
+        return self._kernels.multiply(self._kernels.normalise(states[rows], self._norm), self._head)
+
+    def _run_layers(self, token_ids: torch.Tensor, positions: torch.Tensor, plan: Any) -> torch.Tensor:
+        states = embedding(token_ids, self._embeddings)
+        cosines, sines = self._rotary(states, positions[None])
+        for index, layer in enumerate(self._layers):
+            self._attend(index, layer, states, (cosines[0], sines[0]), plan)
+            self._progress.advance()
+            self._feed_forward(layer, states)
+        return states
+
+    def _attend(
+        self,
+        index: int,
+        layer: DecoderLayer,
+        states: torch.Tensor,
+        rotation: tuple[torch.Tensor, torch.Tensor],
+        plan: Any,
+    ) -> None:
+        packed = self._kernels.multiply(self._kernels.normalise(states, layer.attention_norm), layer.qkv)
+        self._kernels.place(packed, layer.heads, *rotation)
+        attended = self._backend.attend(index, *layer.heads.split(packed), plan, layer.scores)
+        self._kernels.add_product(attended.reshape(len(states), -1), layer.output, to=states)
+
+    def _feed_forward(self, layer: DecoderLayer, states: torch.Tensor) -> None:
+        gate_up = self._kernels.multiply(self._kernels.normalise(states, layer.mlp_norm), layer.gate_up)
+        self._kernels.add_product(self._kernels.gate(gate_up), layer.down, to=states)
+
+
+def why_not(model: torch.nn.Module) -> str | None:
+    """What this model has that the kernels do not cover; None: nothing."""
+    base = cast(Any, model).base_model
+    config = base.config
+    dim = base.layers[0].self_attn.head_dim
+    if config.model_type not in FAMILIES:
+        return f"models of type {config.model_type}"
+    if base.embed_tokens.weight.dtype != torch.float32 or base.embed_tokens.weight.device.type != "cpu":
+        return f"{base.embed_tokens.weight.dtype} on {base.embed_tokens.weight.device}"
+    if config.hidden_act != "silu":
+        return f"the activation {config.hidden_act}"
+    if 2 * len(base.rotary_emb.inv_freq) != dim:
+        return "rotary positions of a part of the head"
+    if config.hidden_size % MULTIPLE or config.intermediate_size % MULTIPLE or dim % (2 * MULTIPLE):
+        return f"widths of {config.hidden_size}, {config.intermediate_size} and {dim}"
+    return None
+
+
+def _layer(config: Any, layer: Any) -> DecoderLayer:
+    attention, mlp = layer.self_attn, layer.mlp
+    norms = [RMSNorm(getattr(attention, name)) for name in ("q_norm", "k_norm") if hasattr(attention, name)]
+    return DecoderLayer(
+        attention_norm=RMSNorm(layer.input_layernorm),
+        qkv=Linear(attention.q_proj, attention.k_proj, attention.v_proj),
+        heads=Heads(config.num_attention_heads, config.num_key_value_heads, attention.head_dim, norms),
+        scores=AttentionScores(attention.scaling),
+        output=Linear(attention.o_proj),
+        mlp_norm=RMSNorm(layer.post_attention_layernorm),
+        gate_up=Linear(mlp.gate_proj, mlp.up_proj),
+        down=Linear(mlp.down_proj),
+    )
