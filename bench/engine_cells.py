@@ -53,7 +53,7 @@ class Plan:
 
     @property
     def cells(self) -> tuple[Cell, ...]:
-        """Decode first and longest first: what is filled is only ever cut shorter. Then prompts that may displace it."""
+        """Decode first, longest first: what is filled is only ever cut shorter. Then prompts that may displace it."""
         decode = sorted(self.decode, key=lambda cell: (-cell.context, -cell.batch))
         return (*decode, *self.prefill, Cell(Phase.MIXED, self.load.requests, self.load.prompt[1]))
 

@@ -5,6 +5,7 @@ import os
 import select
 import subprocess
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -58,10 +59,8 @@ class PeerProcess:
     def close(self) -> None:
         """The end of its input ends a peer; one that does not hear it is killed."""
         assert self._process.stdin is not None and self._process.stdout is not None
-        try:
+        with suppress(BrokenPipeError):
             self._process.stdin.close()
-        except BrokenPipeError:
-            pass
         try:
             self._process.wait(END_S)
         except subprocess.TimeoutExpired:

@@ -1,0 +1,134 @@
+"""`python -m bench scheduler`: the engine's own work, everything but the forward: a device that answers at once.
+
+Times are CPU time of the engine's thread: what others do on the machine does not count.
+
+A decode step is schedule, assemble and update, with prefix sharing, offload space, a safety margin and stop tokens on,
+and pages so small that requests complete one every 16 steps. Beside it, step by step in the same run, transformers'
+continuous batching without its tensors: schedule and update alone, with the same requests.
+
+An admission is a prompt of 4,096 tokens from `add` to the end of the step that schedules all of it: checked, hashed,
+looked up, given its pages, and registered; `cached`: it was computed before, and is found.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from statistics import quantiles
+from time import thread_time_ns
+from typing import Protocol
+
+from bench.null_device import CONTEXT, PAGE_SIZE, null_engine, prompt, sampling
+from engine.request import Request
+
+BATCHES = (8, 64, 256)
+SCHEDULERS = ("fifo", "prefill_first")
+PEER = "transformers"
+ADMITTED = 4096
+ADMISSION_PAGES = (16, 64, 256)
+WARM_STEPS = 20
+
+
+class Stepping(Protocol):
+    """A full batch of decodes. `step` runs one and says how many nanoseconds were the engine's own."""
+
+    def step(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    batch: int
+    implementation: str
+    scheduler: str
+    p50_us: float
+    p99_us: float
+
+
+@dataclass(frozen=True, slots=True)
+class AdmissionRow:
+    page_size: int
+    cached: bool
+    p50_us: float
+    p99_us: float
+
+
+class KvferrySteps:
+    def __init__(self, batch: int, scheduler: str, new_tokens: int) -> None:
+        self._engine = null_engine(batch, scheduler, new_tokens)
+        for index in range(batch):
+            self._engine.add(Request(f"r{index}", prompt(CONTEXT + index % PAGE_SIZE, index), sampling(new_tokens)))
+        while self._engine.waiting or self._engine.counters.tokens < batch:
+            self._engine.step()
+
+    def step(self) -> int:
+        began = thread_time_ns()
+        output = self._engine.step()
+        elapsed = thread_time_ns() - began
+        assert len(output.tokens) == self._engine.running, "not all of the batch decoded"
+        return elapsed
+
+
+def decode_rows(batch: int, steps: int, peer: Callable[[int, int], Stepping] | None) -> list[Row]:
+    """All engines at one batch, taking turns."""
+    room = WARM_STEPS + steps + CONTEXT
+    engines: dict[tuple[str, str], Stepping] = {("kvferry", s): KvferrySteps(batch, s, room) for s in SCHEDULERS}
+    if peer is not None:
+        engines[PEER, SCHEDULERS[0]] = peer(batch, room)
+    times: dict[tuple[str, str], list[int]] = {key: [] for key in engines}
+    for step in range(WARM_STEPS + steps):
+        for key, engine in engines.items():
+            elapsed = engine.step()
+            if step >= WARM_STEPS:
+                times[key].append(elapsed)
+    return [Row(batch, *key, *_percentiles(values)) for key, values in times.items()]
+
+
+def admission_rows(page_size: int, repeats: int) -> list[AdmissionRow]:
+    engine = null_engine(8, SCHEDULERS[0], ADMITTED, page_size, ADMITTED)
+    times: dict[bool, list[int]] = {False: [], True: []}
+    for repeat in range(repeats):
+        for cached in times:
+            request = Request(f"a{repeat} {cached}", prompt(ADMITTED, repeat), sampling(1))
+            began = thread_time_ns()
+            engine.add(request)
+            output = engine.step()
+            times[cached].append(thread_time_ns() - began)
+            assert [ended.request_id for ended in output.ended] == [request.id]
+    return [AdmissionRow(page_size, cached, *_percentiles(values)) for cached, values in times.items()]
+
+
+def _percentiles(nanoseconds: Sequence[int]) -> tuple[float, float]:
+    """p50 and p99, in microseconds."""
+    cuts = quantiles(nanoseconds, n=100, method="inclusive")
+    return round(cuts[49] / 1e3, 1), round(cuts[98] / 1e3, 1)
+
+
+def main(argv: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench scheduler", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--steps", type=int, default=400, help="decode steps measured (default: %(default)s)")
+    parser.add_argument("--repeats", type=int, default=100, help="prompts admitted (default: %(default)s)")
+    parser.add_argument("--json", action="store_true", help="no table")
+    arguments = parser.parse_args(argv)
+    from bench.scheduler_peer import TransformersSteps  # transformers takes seconds to import
+
+    rows = [row for batch in BATCHES for row in decode_rows(batch, arguments.steps, TransformersSteps)]
+    admissions = [row for page in ADMISSION_PAGES for row in admission_rows(page, arguments.repeats)]
+    report = {"rows": [asdict(row) for row in rows], "admission": [asdict(row) for row in admissions]}
+    sys.stdout.write(json.dumps(report) + "\n")
+    if not arguments.json:
+        sys.stdout.write("\n" + table(rows, admissions))
+    return 0
+
+
+def table(rows: Sequence[Row], admissions: Sequence[AdmissionRow]) -> str:
+    lines = [f"{'decode step':<14}{'batch':>6}  {'scheduler':<15}{'p50 us':>9}{'p99 us':>9}"]
+    for row in rows:
+        lines.append(f"{row.implementation:<14}{row.batch:>6}  {row.scheduler:<15}{row.p50_us:>9.0f}{row.p99_us:>9.0f}")
+    lines.append(f"\n{'admission':<14}{'page':>6}  {'prefix':<15}{'p50 us':>9}{'p99 us':>9}")
+    for one in admissions:
+        prefix = "cached" if one.cached else "new"
+        lines.append(f"{ADMITTED:<14}{one.page_size:>6}  {prefix:<15}{one.p50_us:>9.0f}{one.p99_us:>9.0f}")
+    return "\n".join(lines) + "\n"
