@@ -13,9 +13,10 @@ from engine.cache_pool import CachePool
 from engine.forward_batch import PLACEHOLDER, BatchRow, ForwardBatch, SampleKey
 from engine.kv_cache import PagedKVCache
 from engine.models.binding import BoundModel
-from engine.models.loading import load_model
+from engine.models.loading import LoadedModel, load_model
 from engine.progress import ProgressWord
 from engine.runner import ForwardResult, SampledToken
+from protocol.layout import DType
 from protocol.sampling import SamplingParams
 
 PAGE_SIZE = 4
@@ -58,19 +59,22 @@ class Hooked(TorchPagedAttention):
 class Bench:
     """A model bound to a pool whose pages are NaN until written."""
 
-    backend_type: type[TorchPagedAttention] = Hooked
+    dtype: DType = "float32"
 
     def __init__(self, directory: Path, sequences: int = 8, max_length: int = MAX_LENGTH) -> None:
-        loaded = load_model(directory)
+        loaded = load_model(directory, self.dtype)
         self.geometry = loaded.geometry(PAGE_SIZE)
         pages = -(-max_length // PAGE_SIZE)
         self.pool = CachePool(self.geometry, sequences * pages * len(self.geometry.groups), debug_pages=True)
         self.cache = PagedKVCache(self.pool)
-        self.backend = self.backend_type(self.cache, torch.float32)
+        self.backend = self.attention(loaded)
         self.progress = ProgressWord()
         self.model = BoundModel(loaded.model, self.backend, self.progress)
         self.tables: list[list[int]] = []
         self._pages = pages
+
+    def attention(self, loaded: LoadedModel) -> Any:
+        return Hooked(self.cache, torch.float32)
 
     def sequence(self, request_id: str, prompt: Sequence[int], params: SamplingParams = GREEDY) -> "RunSequence":
         """With pages for its whole life, out of order."""
