@@ -18,6 +18,8 @@ TorchPlan: TypeAlias = tuple[Any, ...]
 
 
 class TorchPagedAttention:
+    """`dtype`: of the model's queries, and so of the masks."""
+
     def __init__(self, cache: PagedKVCache, dtype: torch.dtype) -> None:
         self._cache = cache
         self._groups: list[TorchFullAttention | TorchSlidingAttention] = [
