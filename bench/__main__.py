@@ -2,9 +2,9 @@
 
 import sys
 
-from bench import engine, transfer
+from bench import engine, prefix, scheduler, transfer
 
-BENCHMARKS = {"engine": engine.main, "transfer": transfer.main}
+BENCHMARKS = {"engine": engine.main, "prefix": prefix.main, "scheduler": scheduler.main, "transfer": transfer.main}
 
 
 def main(argv: list[str]) -> int:
