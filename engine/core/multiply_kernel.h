@@ -8,13 +8,13 @@ enum {
     TOKENS = 4,
     ROWS = 3,
     BLOCK = 64,    /* tokens */
-    PORTION = 768, /* inputs at most: three rows and four tokens of them fit the nearest cache */
+    PORTION = 2048, /* inputs at most: three rows of them fit the nearest cache */
     LINE = 16,     /* floats in a cache line */
 };
 
 /* Inputs begin..end. */
 typedef struct {
-    int begin, end;
+    long begin, end;
 } portion;
 
 INLINE void fetch(const float *from, long begin, long end)
@@ -32,16 +32,18 @@ INLINE quad sum_each(vec a, vec b, vec c)
     return sum;
 }
 
-INLINE void multiply_tile(const kf_product *p, portion part, int token, const int tokens, int row, const int rows)
+INLINE void multiply_tile(const kf_product *p, portion part, long token, const int tokens, long row, const int rows)
 {
-    const float *input = p->input + (long)token * p->inputs, *weight = p->weight + (long)row * p->inputs;
+    const long stride = p->inputs;
+    const float *input = p->input + token * stride, *weight = p->weight + row * stride;
+    float *output = p->output + token * p->outputs + row;
     vec sum[TOKENS][ROWS] = {0};
-    for (int k = part.begin; k < part.end; k += LANES) {
+    for (long k = part.begin; k < part.end; k += LANES) {
         vec w[ROWS];
         for (int j = 0; j < rows; j++)
-            w[j] = load(weight + (long)j * p->inputs + k);
+            w[j] = load(weight + j * stride + k);
         for (int i = 0; i < tokens; i++) {
-            vec x = load(input + (long)i * p->inputs + k);
+            vec x = load(input + i * stride + k);
             for (int j = 0; j < rows; j++)
                 sum[i][j] += x * w[j];
         }
@@ -49,7 +51,7 @@ INLINE void multiply_tile(const kf_product *p, portion part, int token, const in
     for (int i = 0; i < tokens; i++) {
         quad total = sum_each(sum[i][0], sum[i][1], sum[i][2]);
         for (int j = 0; j < rows; j++)
-            p->output[(long)(token + i) * p->outputs + row + j] += total[j];
+            output[i * (long)p->outputs + j] += total[j];
     }
 }
 
