@@ -26,7 +26,9 @@ typedef struct {
  * length, and the row alone decides how long it is: so neither its neighbours nor the number of threads change in what
  * order its numbers are added up. */
 typedef struct {
-    int32_t first, end, piece, pieces, blocks;
+    int32_t first, end;
+    int32_t piece; /* its length */
+    int32_t pieces, blocks;
 } kf_cut;
 
 /* attention_places.c */
@@ -37,6 +39,6 @@ void kf_lay_tile(kf_tile *tile, const kf_call *call, const kf_row *row, int32_t 
 
 /* attention_units.c */
 kf_cut kf_cut_row(const kf_call *call, const kf_row *row);
-void kf_attend_unit(const kf_call *call, int32_t unit, int32_t head);
-void kf_join_pieces(const kf_call *call, int32_t unit, int32_t head);
+void kf_attend_unit(const kf_call *call, int32_t number, int32_t head);
+void kf_join_pieces(const kf_call *call, int32_t number, int32_t head);
 #endif

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from engine.attention.c_paged import SHORT, CPagedAttention
+from engine.attention.c_paged import CPagedAttention
 from engine.attention.choice import choose_backend
 from engine.attention.torch_paged import TorchPagedAttention
 from engine.cache_pool import CachePool
@@ -20,6 +20,8 @@ from engine.native import core, openmp_runtimes
 from protocol.layout import DType, KVLayout
 from tests.engine.attention_oracle import Scene, Stage
 
+SHORT = 48
+"""Longer rows go through torch."""
 VARIANTS = {"portable": 0, "avx2": 1, "avx512": 2}
 
 
@@ -41,10 +43,10 @@ def one_thread() -> Iterator[None]:
 
 def assert_right(stage: Stage, variant: int) -> None:
     """Outputs, and every byte of the pool."""
-    backend = CPagedAttention(stage.cache, variant)
+    backend = CPagedAttention(stage.cache, variant, SHORT)
     for layer in stage.cache.layers:
         output = stage.run(backend, layer)
-        np.testing.assert_allclose(output.double().numpy(), stage.expected(layer), rtol=1e-4, atol=2e-6)
+        np.testing.assert_allclose(output.double().numpy(), stage.expected(layer), rtol=1e-4, atol=2e-5)
         found = stage.pool.raw_blocks(0).clone()
         stage.expect_written(layer)
         assert torch.equal(found, stage.pool.raw_blocks(0))
@@ -118,7 +120,7 @@ def test_what_is_not_a_number_stays_with_its_own_row(variant: int) -> None:
     stage.query[:, 0] = np.nan
     output = stage.run(CPagedAttention(stage.cache, variant), 0)
     assert output[0].isnan().all()
-    np.testing.assert_allclose(output[1].double().numpy(), stage.expected(0)[1], rtol=1e-4, atol=2e-6)
+    np.testing.assert_allclose(output[1].double().numpy(), stage.expected(0)[1], rtol=1e-4, atol=2e-5)
 
 
 @pytest.mark.parametrize("windows", [(None,), (40,)])
@@ -128,7 +130,7 @@ def test_a_row_gets_the_same_bits_with_any_neighbours_and_threads(variant: int, 
     backend = CPagedAttention(stage.cache, variant)
     torch.set_num_threads(2)
     together = stage.run(backend, 0)
-    np.testing.assert_allclose(together.double().numpy(), stage.expected(0), rtol=1e-4, atol=2e-6)
+    np.testing.assert_allclose(together.double().numpy(), stage.expected(0), rtol=1e-4, atol=2e-5)
     torch.set_num_threads(1)
     alone, begin = Stage(scene), 0
     for row, (_, count) in zip(alone.batch().rows, scene.rows, strict=True):
@@ -144,7 +146,7 @@ def test_a_row_gets_the_same_bits_with_any_neighbours_and_threads(variant: int, 
 def test_the_torch_backend_agrees(seed: int) -> None:
     ours, theirs = Stage(random_scene(seed)), Stage(random_scene(seed))
     for layer in ours.cache.layers:
-        output = ours.run(CPagedAttention(ours.cache), layer)
+        output = ours.run(CPagedAttention(ours.cache, short=SHORT), layer)
         torch.testing.assert_close(output, theirs.run(TorchPagedAttention(theirs.cache, torch.float32), layer))
     assert torch.equal(ours.pool.raw_blocks(0), theirs.pool.raw_blocks(0))
 
