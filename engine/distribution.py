@@ -92,10 +92,9 @@ def pick(weights: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
     """int64 `[rows]`: the token where a draw in [0, 1) falls when the tokens share that interval by weight. `draws`:
     float64 `[rows, 1]`."""
     cumulative = weights.cumsum(dim=-1)
-    total = cumulative[:, -1:].contiguous()
-    last = torch.searchsorted(cumulative, total)
-    chosen = torch.searchsorted(cumulative, draws * total, right=True)
-    return torch.minimum(chosen, last).clamp_(max=weights.shape[-1] - 1).squeeze(-1)
+    # A draw below 1 times the total rounds to less than the total, so only a row of NaN falls on no token.
+    chosen = torch.searchsorted(cumulative, draws * cumulative[:, -1:], right=True)
+    return chosen.clamp_(max=weights.shape[-1] - 1).squeeze(-1)
 
 
 def log_share(weights: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:

@@ -111,6 +111,12 @@ def test_equals_at_the_edge_of_what_is_sorted_first_stay_together() -> None:
     assert int((weights(logits, shape(sampled(top_k=9), vocab=WIDE)) > 0).sum()) == 9
 
 
+def test_who_asks_for_no_cut_keeps_even_the_unlikeliest_beside_one_who_does() -> None:
+    logits = torch.tensor([[0.0, -80.0, -90.0]]).expand(2, -1)
+    rows = weights(logits, shape(sampled(top_p=0.5), sampled(), vocab=3))
+    assert (rows > 0).sum(dim=-1).tolist() == [1, 3]
+
+
 def test_min_p_is_relative_to_the_best() -> None:
     assert kept(LOG_SHARES, min_p=0.5) == [1, 2]
     assert kept(LOG_SHARES, min_p=0.7) == [1]
@@ -149,10 +155,18 @@ def test_draws_follow_the_distribution(seed: int) -> None:
     assert abs(statistic - freedom) < 3 * (2 * freedom) ** 0.5, f"chi-square {statistic:.1f} at {freedom}"
 
 
-def test_a_draw_just_below_one_never_reaches_a_token_without_weight() -> None:
-    assert pick(column(0.3, 0.7, 0.0, 0.0).T, column(1.0 - 2**-53)).tolist() == [1]
-    assert pick(column(0.3, 0.7, 0.0, 0.0).T, column(0.0)).tolist() == [0]
-    assert pick(column(0.0, 1.0).T, column(0.0)).tolist() == [1]
+@given(st.lists(st.sampled_from([0.0, 1e-9, 0.1, 0.7, 1.0]), min_size=1, max_size=9), st.floats(0.0, 1.0 - 2**-53))
+@settings(deadline=None, max_examples=150, derandomize=True)
+def test_no_draw_reaches_a_token_without_weight(others: list[float], draw: float) -> None:
+    row = column(*others, 1.0, *others).T
+    for number in (draw, 0.0, 1.0 - 2**-53):
+        assert row[0, pick(row, column(number))] > 0
+
+
+def test_a_draw_falls_on_the_token_whose_share_holds_it() -> None:
+    draws = (0.0, 0.29, 0.31, 1.0 - 2**-53)
+    picked = [int(pick(column(0.3, 0.0, 0.7, 0.0).T, column(draw))) for draw in draws]
+    assert picked == [0, 0, 2, 2]
 
 
 def test_log_shares_are_log_softmax() -> None:

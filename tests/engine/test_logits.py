@@ -108,7 +108,7 @@ def test_a_bias_does_not_bring_back_what_the_minimum_forbids() -> None:
 
 
 def test_tokens_that_the_head_cannot_produce_are_left_out() -> None:
-    row = key([60, 2], 1, repetition_penalty=2.0, logit_bias=((99, 5.0),), min_tokens=5, stop_token_ids=(70,))
+    row = key([VOCAB, 60, 2], 1, repetition_penalty=2.0, logit_bias=((99, 5.0),), min_tokens=5, stop_token_ids=(70,))
     changed = (edited(torch.ones(1, VOCAB), row)[0] != 1.0).nonzero().flatten().tolist()
     assert changed == [2, 3, 7]
 

@@ -111,6 +111,25 @@ def test_a_log_probability_is_that_of_the_processed_logits(one: SampleKey, seed:
         assert chosen.token == int(row.argmax())
 
 
+@pytest.mark.parametrize(
+    "wish",
+    [
+        {"logit_bias": ((9, 8.0),)},
+        {"repetition_penalty": 2.0},
+        {"presence_penalty": 2.0},
+        {"frequency_penalty": 2.0},
+        {"min_tokens": 50},
+    ],
+    ids=lambda wish: next(iter(wish)),
+)
+def test_each_wish_alone_changes_a_greedy_choice(wish: dict[str, Any]) -> None:
+    logits = torch.zeros(1, VOCAB)
+    logits[0, 0 if "min_tokens" in wish else 30] = 1.5
+    best = int(logits.argmax())
+    assert tokens(logits, [key()]) == [best]
+    assert tokens(logits, [key(**wish)]) != [best]
+
+
 def test_log_probabilities_come_only_when_asked_for() -> None:
     chosen = sample_tokens(LOGITS, VARIETY, END_TOKENS)
     assert [isinstance(one, SampledToken) and one.logprob is not None for one in chosen] == [
