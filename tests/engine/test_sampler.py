@@ -123,7 +123,7 @@ def test_a_log_probability_is_that_of_the_processed_logits(one: SampleKey, seed:
     ids=lambda wish: next(iter(wish)),
 )
 def test_each_wish_alone_changes_a_greedy_choice(wish: dict[str, Any]) -> None:
-    logits = torch.zeros(1, VOCAB)
+    logits = torch.ones(1, VOCAB)
     logits[0, 0 if "min_tokens" in wish else 30] = 1.5
     best = int(logits.argmax())
     assert tokens(logits, [key()]) == [best]
