@@ -118,11 +118,6 @@ class CacheManager:
     def holds(self, owner: Owner) -> bool:
         return owner in self._holdings
 
-    def registered(self, owner: Owner) -> int:
-        """Leading blocks that `register` has seen."""
-        holding = self._holdings.get(owner)
-        return holding.registered if holding else 0
-
     def sole_blocks(self, owner: Owner) -> list[int]:
         """How many blocks nobody else uses, by group: those that would come free."""
         counts = [len(table) for table in self.tables(owner)]
@@ -148,13 +143,13 @@ class CacheManager:
             return self._fit(missing, kept=self.prefix.count_initialised(hits))
         return self._fit(missing)
 
-    def hold(self, owner: Owner, tokens: int, hits: Sequence[int] = ()) -> None:
-        """Ask `can_hold` first. With `hits` the owner must hold nothing yet."""
+    def hold(self, owner: Owner, tokens: int, hits: Sequence[int] = ()) -> int:
+        """Ask `can_hold` first. With `hits` the owner must hold nothing yet. Returns the tokens that it can hold now."""
         holding = self._holdings.get(owner)
         if holding is None:
             holding = self._holdings[owner] = Holding(owner, [[] for _ in self.allocators], self._clock())
         if tokens <= holding.capacity:
-            return
+            return holding.capacity
         assert holding.state is HoldingState.HELD, f"{owner} is {holding.state.value}"
         if hits:
             self._attach(holding, hits)
@@ -163,6 +158,7 @@ class CacheManager:
             if missing > 0:
                 table.extend(allocator.take(missing))
         self._set_capacity(holding)
+        return holding.capacity
 
     def would_fit(self, given: Sequence[int], wanted: Sequence[int]) -> bool:
         """Whether `wanted` blocks would be there once `given` ones came free, both by group. Hopeful: blocks given back
@@ -182,22 +178,23 @@ class CacheManager:
 
     # ---- sharing ----
 
-    def register(self, owner: Owner, hashes: Sequence[bytes], may_replace: bool) -> None:
-        """The first `len(hashes)` blocks of the owner are complete and hash so. Where the content was known already,
-        the known block takes the place of the owner's, which becomes free: only if `may_replace`, as nobody may be
-        reading from its address then."""
-        holding = self._holdings.get(owner)
-        if self.prefix is None or holding is None or holding.state is not HoldingState.HELD:
-            return
-        table = holding.tables[0]
+    def register(self, owner: Owner, hashes: Sequence[bytes], may_replace: bool) -> Holding | None:
+        """The first `len(hashes)` blocks of the owner are complete and hash so. If `may_replace`, then where the
+        content was known already the known block takes the place of the owner's. Returns the blocks that were
+        replaced, if any: for `give_back`, once no forward uses them."""
+        prefix, holding = self.prefix, self._holdings.get(owner)
+        if prefix is None or holding is None or holding.state is not HoldingState.HELD:
+            return None
+        table, replaced = holding.tables[0], []
         for index in range(holding.registered, len(hashes)):
             holding.registered = index + 1
-            if not may_replace and self.prefix.knows(hashes[index]):
+            if not may_replace and prefix.knows(hashes[index]):
                 continue
-            block = self.prefix.register(table[index], hashes[index])
+            block = prefix.register(table[index], hashes[index])
             if block != table[index]:
-                self.allocators[0].give_back([table[index]], keep=False)
+                replaced.append(table[index])
                 table[index] = block
+        return self._leaving_with(owner, [replaced]) if replaced else None
 
     def can_fork(self, parent: Owner) -> bool:
         return self._fit([len(table) - self._shareable(parent, group) for group, table in self._numbered(parent)])
@@ -230,14 +227,10 @@ class CacheManager:
     def leave(self, owner: Owner) -> Holding | None:
         """The owner's id may come back at once, its blocks are free after `give_back`, once no forward uses them."""
         holding = self._holdings.pop(owner, None)
-        if holding is None:
-            return None
-        holding.state, holding.since = HoldingState.LEAVING, self._clock()
-        self._leaving.append(holding)
-        return holding
+        return self._leaving_with(owner, holding.tables) if holding else None
 
     def give_back(self, holding: Holding) -> None:
-        """Free what `leave` returned."""
+        """Free what `leave` or `register` returned."""
         self._leaving.remove(holding)
         self._give_back(holding, keep=True)
 
@@ -275,6 +268,11 @@ class CacheManager:
             if short > 0:
                 chunks += -(-short // allocator.blocks_per_chunk)
         return chunks <= self.pool.free_chunks
+
+    def _leaving_with(self, owner: Owner, tables: list[list[int]]) -> Holding:
+        holding = Holding(owner, tables, self._clock(), HoldingState.LEAVING)
+        self._leaving.append(holding)
+        return holding
 
     def _attach(self, holding: Holding, hits: Sequence[int]) -> None:
         assert self.prefix is not None and not holding.tables[0]

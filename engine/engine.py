@@ -26,7 +26,7 @@ from engine.prefix_lookup import PrefixLookup
 from engine.progress import ProgressWord
 from engine.request import Owner, Request, RequestStatus
 from engine.room import RoomMaker
-from engine.runner import Runner
+from engine.runner import Runner, SampledToken
 from engine.scheduler import SCHEDULERS, ScheduledRequest, SchedulerOutput
 from protocol.layout import KVLayout
 from protocol.messages import Failure, FailureCode, FinishReason
@@ -83,7 +83,6 @@ class Engine:
         self._flight: InFlight | None = None
         self._requests: dict[str, Request] = {}
         self._remote: dict[str, Request] = {}
-        self._leaving: dict[Request, Holding] = {}
         self._output = StepOutput()
         self._settled = True
         self._seeds = random.Random(config.seed)
@@ -151,14 +150,15 @@ class Engine:
     def add(self, request: Request) -> None:
         """Queue it. Raises InvalidRequest or CapacityExceeded."""
         self.validate(request)
-        alone = len(request.prompt) == 1 or request.sampling.max_new_tokens == 0
-        family = [request, *(child_of(request, i) for i in range(1, request.n))]
-        for member in family if alone else family[:1]:
-            self._admit(member)
-            self._queue(member)
-        if not alone:
-            request.unborn = request.child_ids()
+        self._admit(request)
+        if len(request.prompt) == 1 or request.sampling.max_new_tokens == 0:
+            family = [request, *(child_of(request, i) for i in range(1, request.n))]
+        else:
+            family, request.unborn = [request], request.child_ids()
             self._requests.update(dict.fromkeys(request.unborn, request))
+        for member in family:
+            self._requests[member.id] = member
+            self._queue(member)
 
     def abort(self, request_id: str) -> None:
         """Stop it, in whatever state; unknown ids are ignored. Exactly one Ended(CANCELLED) comes with the next step;
@@ -221,7 +221,7 @@ class Engine:
         assert 0 <= computed < len(request.tokens), f"{computed} tokens computed of {len(request.tokens)}"
         self._settled = False
         request.computed = computed
-        self._lookup.register(request, computed)
+        self._register(request, 0, computed)
         request.status = RequestStatus.DECODING if request.remaining == 1 else RequestStatus.PREFILLING
         if request.sampling.max_new_tokens == 0:
             self._end(request, RequestStatus.FINISHED, FinishReason.LENGTH)
@@ -273,7 +273,7 @@ class Engine:
         stray = [h.owner for h in self._cache.holdings() if h.state is h.state.HELD and h.owner not in owners]
         assert not stray, f"blocks held by requests that are gone: {stray}"
         leaving = [h for h in self._cache.holdings() if h.state is h.state.LEAVING]
-        assert len(leaving) == len(self._leaving), "blocks wait for a forward that nobody remembers"
+        assert leaving == (self._flight.parked if self._flight else []), "blocks wait for no forward under way"
 
     # ---- inside a step ----
 
@@ -287,7 +287,7 @@ class Engine:
             self._make_room(output)
         self._room.restore(output)
         for request in output.restored:
-            self._lookup.register(request, request.computed)
+            self._register(request, 0, request.computed)
         self.counters.schedule_ns += time.monotonic_ns() - began
         return output.scheduled
 
@@ -324,46 +324,48 @@ class Engine:
         try:
             result, outcomes = self._forward_pass.finish(flight, self.listener)
         except ForwardFailed as error:
+            self._unpark(flight)
             self._fail_batch(flight.scheduled, error)
             return
+        self._unpark(flight)
         ended = time.monotonic_ns()
         self.counters.batches += 1
         self.counters.forward_ns += ended - began
         self.counters.device_ns += result.ended_ns - result.started_ns
         for item, outcome in zip(flight.scheduled, outcomes, strict=True):
             self._update(item, outcome)
+        self.counters.prompt_tokens += flight.prompt_tokens
         self.counters.update_ns += time.monotonic_ns() - ended
 
     def _update(self, item: ScheduledRequest, outcome: Outcome) -> None:
-        request = item.request
+        request, start, length = item
         request.in_flight -= 1
         if outcome is not None:
             request.unknown -= 1
-        if request.is_terminal:
-            self._let_go(request)
+        if request.status >= RequestStatus.FINISHED:
             return
-        self._lookup.register(request, item.end)
+        self._register(request, start, start + length)
         if outcome is None:
-            self.counters.prompt_tokens += item.length
             self._prompt_advanced(request)
         elif isinstance(outcome, str):
             self._fail(request, FailureCode.INTERNAL, outcome)
         else:
-            self.counters.prompt_tokens += item.length - 1
-            self._append(request, outcome.token, outcome.logprob)
+            self._append(request, outcome)
 
-    def _append(self, request: Request, token: int, logprob: float | None) -> None:
-        self._output.tokens.append(NewToken(request.id, len(request.tokens) - len(request.prompt), token, logprob))
+    def _append(self, request: Request, sampled: SampledToken) -> None:
+        token, logprob = sampled
+        index = len(request.tokens) - len(request.prompt)
+        self._output.tokens.append(NewToken(request.id, index, token, logprob))
         request.tokens.append(token)
         self.counters.tokens += 1
-        reason = self.limits.finish_reason(request)
+        reason = self.limits.finish_reason(request, token)
         if reason:
             self._end(request, RequestStatus.FINISHED, reason)
 
     def _prompt_advanced(self, request: Request) -> None:
         if request.prefill_only and request.remaining == 0:
             self._prefilled(request)
-        elif request.unborn and request.remaining == 1:
+        elif request.unborn and request.remaining == 1 and not request.in_flight:
             self._requests.update({child.id: child for child in self._forking.fork(request)})
 
     def _prefilled(self, request: Request) -> None:
@@ -382,7 +384,7 @@ class Engine:
         seed = request.sampling.seed
         if seed is None:
             seed = self._seeds.getrandbits(63)
-        request.seed = (seed + request.sequence) % (1 << 63)
+        request.seed = seed
         request.token_limit = self.limits.token_limit(request)
         self._requests[request.id] = request
         self._settled = False
@@ -397,9 +399,7 @@ class Engine:
         self.counters.failed_batches += 1
         for request, _, _ in scheduled:
             request.in_flight -= 1
-            if request.is_terminal:
-                self._let_go(request)
-            else:
+            if not request.is_terminal:
                 self._fail(request, FailureCode.INTERNAL, str(error))
 
     def _fail(self, request: Request, code: FailureCode, message: str) -> None:
@@ -427,18 +427,29 @@ class Engine:
         self._output.ended.append(Ended(request_id, reason, failure, 0))
 
     def _give_back(self, request: Request) -> None:
-        """A forward under way still writes to its blocks: they follow when that has ended."""
         self._room.drop(request)
-        if not request.in_flight:
+        if request.in_flight:
+            self._let_go(request, self._cache.leave(request.owner))
+        else:
             self._cache.release(request.owner)
-            return
-        holding = self._cache.leave(request.owner)
-        if holding is not None:
-            self._leaving[request] = holding
 
-    def _let_go(self, request: Request) -> None:
-        if not request.in_flight and request in self._leaving:
-            self._cache.give_back(self._leaving.pop(request))
+    def _register(self, request: Request, start: int, end: int) -> None:
+        """The KV of tokens [start, end) is in the cache, for others to find."""
+        self._let_go(request, self._lookup.register(request, start, end))
+
+    def _let_go(self, request: Request, holding: Holding | None) -> None:
+        """Free the blocks; if the request is in a forward under way, which still uses them, then after it."""
+        if holding is None:
+            return
+        if request.in_flight:
+            assert self._flight is not None
+            self._flight.parked.append(holding)
+        else:
+            self._cache.give_back(holding)
+
+    def _unpark(self, flight: InFlight) -> None:
+        for holding in flight.parked:
+            self._cache.give_back(holding)
             self._settled = False
 
     def _retire(self, request: Request, status: RequestStatus) -> None:

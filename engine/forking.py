@@ -17,7 +17,6 @@ def child_of(parent: Request, sequence: int) -> Request:
         priority=parent.priority,
         cache_salt=parent.cache_salt,
     )
-    child.sequence = sequence
     child.seed = (parent.seed + sequence) % (1 << 63)
     child.token_limit = parent.token_limit
     return child

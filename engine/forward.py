@@ -2,9 +2,9 @@
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from engine.cache_manager import CacheManager
+from engine.cache_manager import CacheManager, Holding
 from engine.errors import ForwardFailed
 from engine.forward_batch import PLACEHOLDER, BatchRow, ForwardBatch, SampleKey
 from engine.outputs import EngineListener, PrefillChunk
@@ -20,12 +20,15 @@ Outcome = SampledToken | str | None
 
 @dataclass(frozen=True)
 class InFlight:
-    """A forward under way, and the requests it is of."""
+    """A forward under way, and the requests it is of. `parked`: blocks that it still uses and that are free once it has
+    ended."""
 
     scheduled: Sequence[ScheduledRequest]
     batch: ForwardBatch
+    prompt_tokens: int
     chunks: Sequence[PrefillChunk]
     pending: PendingForward
+    parked: list[Holding] = field(default_factory=list)
 
 
 class ForwardPass:
@@ -38,12 +41,12 @@ class ForwardPass:
 
     def launch(self, scheduled: Sequence[ScheduledRequest], listener: EngineListener | None) -> InFlight:
         """Advances each request's `computed`. Raises ForwardFailed, after the listener was told."""
-        batch = self._assemble(scheduled)
+        batch, prompt_tokens = self._assemble(scheduled)
         chunks = self._chunks(scheduled) if listener else []
         if listener and chunks:
             listener.before_forward(chunks)
         try:
-            return InFlight(scheduled, batch, chunks, self._runner.launch(batch))
+            return InFlight(scheduled, batch, prompt_tokens, chunks, self._runner.launch(batch))
         except Exception as error:
             raise self._failed(batch, chunks, error, listener) from error
 
@@ -57,7 +60,7 @@ class ForwardPass:
         if listener and flight.chunks:
             listener.forward_ended(flight.chunks, result.started_ns, result.ended_ns)
         tokens = iter(result.tokens)
-        return result, [next(tokens) if row.sample else None for row in flight.batch.rows]
+        return result, [next(tokens) if row.sample is not None else None for row in flight.batch.rows]
 
     def announce_cached(self, scheduled: Sequence[ScheduledRequest], listener: EngineListener | None, now: int) -> None:
         """Prompts that were found in the cache as a whole: there is nothing to run, and all of their KV is there."""
@@ -75,24 +78,26 @@ class ForwardPass:
             listener.forward_failed(chunks, reason)
         return ForwardFailed(reason)
 
-    def _assemble(self, scheduled: Sequence[ScheduledRequest]) -> ForwardBatch:
-        rows, samples = [], 0
+    def _assemble(self, scheduled: Sequence[ScheduledRequest]) -> tuple[ForwardBatch, int]:
+        """The batch, and how many of its tokens are of prompts."""
+        rows, samples, prompt_tokens = [], 0, 0
         for request, start, length in scheduled:
             end = request.computed = start + length
-            known, carry = len(request.tokens), -1
+            tokens, carry, sample = request.tokens, -1, None
+            known = len(tokens)
+            slice_ = tokens[start:end] if end <= known else [PLACEHOLDER]
             if end > known:
-                tokens, carry = [PLACEHOLDER], request.sample_index
-            else:
-                tokens = request.tokens[start:end]
-            key = None
+                carry = request.sample_index
             if end == known + request.unknown and not request.prefill_only:
-                key = SampleKey(request.sampling, request.seed, end, request.tokens, len(request.prompt))
+                sample = SampleKey(request.sampling, request.seed, end, tokens, len(request.prompt))
                 request.unknown += 1
                 request.sample_index = samples
                 samples += 1
+            if length > 1 or sample is None:
+                prompt_tokens += length
             request.in_flight += 1
-            rows.append(BatchRow(request.id, start, tokens, self._cache.tables(request.owner), key, carry))
-        return ForwardBatch(rows)
+            rows.append(BatchRow(request.id, start, slice_, self._cache.tables(request.owner), sample, carry))
+        return ForwardBatch(rows), prompt_tokens
 
     def _chunks(self, scheduled: Sequence[ScheduledRequest]) -> list[PrefillChunk]:
         """The word is read anew for each forward: one that failed has left it part of the way."""

@@ -47,7 +47,7 @@ class LayerGroup:
 def group_layers(count: int, types: Sequence[str] | None, window: int | None) -> tuple[LayerGroup, ...]:
     """Full attention first. Without `types`, all layers slide if there is a `window`. Raises UnsupportedModel."""
     if types is None:
-        types = [AttentionType.SLIDING if window else AttentionType.FULL] * count
+        types = [AttentionType.FULL if window is None else AttentionType.SLIDING] * count
     unknown = sorted(set(types) - set(AttentionType))
     if unknown:
         raise UnsupportedModel(f"layers of type {', '.join(unknown)} cannot be served, only {', '.join(AttentionType)}")

@@ -43,9 +43,9 @@ class Limits:
         """Tokens, prompt and new, at which it is complete at the latest."""
         return min(len(request.prompt) + request.sampling.max_new_tokens, self.max_positions)
 
-    def finish_reason(self, request: Request) -> FinishReason | None:
-        """Judged by the token just appended. Running out of the model's positions counts as reaching the limit."""
-        token, sampling = request.tokens[-1], request.sampling
+    def finish_reason(self, request: Request, token: int) -> FinishReason | None:
+        """`token`: the one just appended. Running out of the model's positions counts as reaching the limit."""
+        sampling = request.sampling
         if token in sampling.stop_token_ids or (not sampling.ignore_eos and token in self.eos_token_ids):
             return FinishReason.STOP
         if len(request.tokens) >= request.token_limit:

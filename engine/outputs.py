@@ -8,7 +8,7 @@ from engine.prefix_cache import CacheEvent
 from protocol.messages import Failure, FinishReason
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: one is made for every token, and freezing triples its cost
 class NewToken:
     """`index`: position within the request's output, from 0. `logprob`: if the request asked for it."""
 

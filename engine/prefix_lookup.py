@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from engine.cache_manager import CacheManager
+from engine.cache_manager import CacheManager, Holding
 from engine.prefix_cache import block_hash
 from engine.request import Request
 
@@ -30,14 +30,14 @@ class PrefixLookup:
             prefix.counters.queries += len(request.tokens) // self._page_size
             prefix.counters.hits += len(hits)
 
-    def register(self, request: Request, computed: int) -> None:
-        """The KV of the first `computed` tokens is in the request's blocks. Blocks of a prefill-only request stay where
-        they are: the network reads from their addresses."""
-        if self._cache.prefix is None:
-            return
-        complete = computed // self._page_size
-        if complete > self._cache.registered(request.owner):
-            self._cache.register(request.owner, self._hashes(request, complete), not request.prefill_only)
+    def register(self, request: Request, start: int, end: int) -> Holding | None:
+        """The KV of tokens [start, end) is in the request's blocks now, as that of those before was. Blocks of a
+        prefill-only request stay where they are: the network reads from their addresses. Returns blocks of others that
+        were replaced by equal ones, for `CacheManager.give_back`."""
+        complete = end // self._page_size
+        if self._cache.prefix is None or complete == start // self._page_size:
+            return None
+        return self._cache.register(request.owner, self._hashes(request, complete), not request.prefill_only)
 
     def _hashes(self, request: Request, count: int) -> list[bytes]:
         """Of its first `count` blocks."""

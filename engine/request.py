@@ -55,13 +55,13 @@ class Request:
     token_limit: int = field(default=1 << 62, init=False)
     """Tokens at which it is complete at the latest; set at admission."""
     computed: int = field(default=0, init=False)
+    capacity: int = field(default=0, init=False)
+    """Tokens that its blocks hold, as far as the scheduler has noticed: no need to ask for more until then."""
     unknown: int = field(default=0, init=False)
     in_flight: int = field(default=0, init=False)
     """Forwards under way that it is part of."""
     sample_index: int = field(default=-1, init=False)
     """Where in the last launched forward's samples its token is."""
-    sequence: int = field(default=0, init=False)
-    """Which of several sequences of its prompt it is; 0 is the one that was asked for by its own id."""
     seed: int = field(default=0, init=False)
     overtakes: int = field(default=0, init=False)
     offloaded: bool = field(default=False, init=False)

@@ -56,6 +56,7 @@ class RoomMaker:
     def _send_back(self, request: Request, copied: Sequence[Request]) -> None:
         """What it leaves behind in the cache is free at once, not kept for a later hit."""
         self._cache.release(request.owner, keep=False)
+        request.capacity = 0
         if request in copied:
             self._counters.offloads += 1
             request.offloaded = True

@@ -176,8 +176,9 @@ class Scheduler(ABC):
 
     def _try(self, request: Request, budget: _Budget, output: SchedulerOutput, hits: Sequence[int] = ()) -> bool:
         """Schedule one candidate if budgets and blocks allow."""
-        computed, remaining = request.computed, request.remaining
-        if not _may_run(request):
+        computed = request.computed
+        remaining = len(request.tokens) + request.unknown - computed
+        if (request.unknown or request.unborn) and not _may_run(request):
             return False
         wanted = remaining - 1 if request.unborn else remaining
         count = wanted if wanted < budget.tokens else budget.tokens
@@ -185,11 +186,12 @@ class Scheduler(ABC):
         decoding = request.status is DECODING
         if not budget.allows(read, decoding):
             return False
-        if not self._take_blocks(request, computed + count, hits):
+        if computed + count > request.capacity and not self._take_blocks(request, computed + count, hits):
             self._note_failure(request, computed + count, output)
             return False
         budget.spend(count, read, decoding)
-        request.status = DECODING if count == remaining and not request.prefill_only else PREFILLING
+        if not decoding or count < remaining:
+            request.status = DECODING if count == remaining and not request.prefill_only else PREFILLING
         output.scheduled.append(ScheduledRequest(request, computed, count))
         return True
 
@@ -199,7 +201,7 @@ class Scheduler(ABC):
             tokens = len(request.tokens)
         if not self._cache.can_hold(request.owner, tokens, hits):
             return False
-        self._cache.hold(request.owner, tokens, hits)
+        request.capacity = self._cache.hold(request.owner, tokens, hits)
         return True
 
     def _note_failure(self, request: Request, tokens: int, output: SchedulerOutput) -> None:
