@@ -1,4 +1,4 @@
-"""`kvferry`: one command for a local cluster, its demo, this machine's fitness, and each role by itself."""
+"""`kvferry`: one command for a local cluster, its demo, this machine's fitness, each role by itself, and no cluster."""
 
 import argparse
 import importlib
@@ -21,6 +21,11 @@ ROLES = {
     "prefill": ("prefill_node.__main__", "run one prefill node: computes prompts, writes their KV to decode nodes"),
     "decode": ("decode_node.__main__", "run one decode node: receives KV, generates the tokens"),
 }
+PROGRAMS = {
+    **ROLES,
+    "generate": ("engine.__main__", "generate from a file of prompts on this machine, without a cluster"),
+}
+"""Commands that parse their own options."""
 DESCRIPTION = """\
 Serve a language model with prefill and decode on separate nodes; the KV cache crosses between them over libfabric.
 
@@ -31,8 +36,8 @@ starts for you; across machines, start them yourself (`kvferry ROLE --help`)."""
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit code; usage errors exit with 2 as argparse does."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    if arguments and arguments[0] in ROLES:
-        return run_role(arguments[0], arguments[1:])
+    if arguments and arguments[0] in PROGRAMS:
+        return run_program(arguments[0], arguments[1:])
     parsed = build_parser().parse_args(arguments)
     parsed.words = arguments
     try:
@@ -43,12 +48,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
 
 
-def run_role(role: str, argv: list[str]) -> int:
-    """The role parses its own options. Imported only now: a router's machine may have neither torch nor libfabric."""
+def run_program(name: str, argv: list[str]) -> int:
+    """Imported only now: a router's machine may have neither torch nor libfabric."""
     try:
-        module = importlib.import_module(ROLES[role][0])
+        module = importlib.import_module(PROGRAMS[name][0])
     except ImportError as error:
-        sys.stderr.write(f"kvferry {role}: {error}; this install lacks what the role needs, see `kvferry doctor`\n")
+        sys.stderr.write(f"kvferry {name}: {error}; this install lacks what it needs, see `kvferry doctor`\n")
         return 1
     code: int = module.main(argv)
     return code
@@ -64,8 +69,8 @@ def build_parser() -> argparse.ArgumentParser:
     _add_key(commands)
     _add_demo(commands)
     _add_doctor(commands)
-    for role, (_, summary) in ROLES.items():
-        commands.add_parser(role, help=summary, add_help=False)
+    for name, (_, summary) in PROGRAMS.items():
+        commands.add_parser(name, help=summary, add_help=False)
     return parser
 
 

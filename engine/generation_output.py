@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from engine.request import RequestStatus
+from engine.request import Request, RequestStatus
 from protocol.messages import FinishReason
 from protocol.sampling import SamplingParams
 
@@ -23,6 +23,17 @@ class GenerationRequest:
     cache_salt: str = ""
     streaming: bool = False
     record_timestamps: bool = False
+
+    def as_request(self, request_id: str) -> Request:
+        """What the engine gets."""
+        return Request(
+            request_id,
+            self.prompt_ids,
+            self.sampling,
+            priority=self.priority,
+            n=self.n,
+            cache_salt=self.cache_salt,
+        )
 
 
 class Lifespan(NamedTuple):

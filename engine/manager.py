@@ -113,8 +113,7 @@ class ContinuousBatchingManager:
         Raises InvalidRequest; QueueFull if there is no room within `timeout_s`; LoopStopped when nothing new is
         accepted. A prompt that can never fit is accepted, and fails.
         """
-        self._check_sampling(wanted.sampling)
-        request = self._request(wanted)
+        request = wanted.as_request(self._new_id() if wanted.request_id is None else wanted.request_id)
         with suppress(CapacityExceeded):
             self._engine.limits.validate(request)
         sink = EventLoopSink.here(on_output) if on_output else self._outputs
@@ -152,9 +151,10 @@ class ContinuousBatchingManager:
         A prompt that is refused has a FAILED output and costs the others nothing. Raises InvalidRequest for the
         sampling, and LoopStopped when nothing new is accepted. When interrupted, it cancels what it submitted.
         """
-        self._check_sampling(sampling)
+        if refusal := sampling_refusal(sampling, self._engine.limits.vocab_size):
+            raise InvalidRequest(f"sampling: {refusal}")
         wanted = [GenerationRequest(prompt_ids=list(prompt), sampling=sampling, n=n) for prompt in prompts]
-        requests = [self._request(one) for one in wanted]
+        requests = [one.as_request(self._new_id()) for one in wanted]
         open_ids = [name for request in requests for name in sequence_ids(request)]
         outputs, results = OutputQueues(), dict[str, GenerationOutput]()
         try:
@@ -170,21 +170,6 @@ class ContinuousBatchingManager:
         return results
 
     # ---- any thread ----
-
-    def _check_sampling(self, sampling: SamplingParams) -> None:
-        refusal = sampling_refusal(sampling, self._engine.limits.vocab_size)
-        if refusal is not None:
-            raise InvalidRequest(f"sampling: {refusal}")
-
-    def _request(self, wanted: GenerationRequest) -> Request:
-        return Request(
-            self._new_id() if wanted.request_id is None else wanted.request_id,
-            wanted.prompt_ids,
-            wanted.sampling,
-            priority=wanted.priority,
-            n=wanted.n,
-            cache_salt=wanted.cache_salt,
-        )
 
     def _new_id(self) -> str:
         names = (f"req_{number}" for number in self._ids)

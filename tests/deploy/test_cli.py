@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy.cli import ROLES, main
+from deploy.cli import PROGRAMS, ROLES, main
 from protocol.curve import read_cluster_key
 
 
@@ -18,7 +18,7 @@ def test_the_overview_names_every_command(capsys: pytest.CaptureFixture[str]) ->
     with pytest.raises(SystemExit):
         main(["--help"])
     shown = capsys.readouterr().out
-    assert all(command in shown for command in [*ROLES, "up", "down", "demo", "doctor"])
+    assert all(command in shown for command in [*PROGRAMS, "up", "down", "demo", "doctor"])
 
 
 @pytest.mark.parametrize("role", ROLES)
@@ -29,6 +29,15 @@ def test_a_role_answers_help_itself(role: str, capsys: pytest.CaptureFixture[str
     shown = capsys.readouterr().out
     assert shown.startswith("usage: ")
     assert "--cluster-key" in shown
+
+
+def test_generating_without_a_cluster_is_the_engines_own_program(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        main(["generate", "--help"])
+    assert exit_.value.code == 0
+    assert "usage: kvferry generate" in capsys.readouterr().out
+    assert main(["generate", "--model", "/nonexistent", "--input", "/nonexistent", "--output", "-"]) == 1
+    assert "kvferry generate: " in capsys.readouterr().err
 
 
 def test_an_unusable_model_folder_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,92 @@
+"""One line of an offline batch: what it may say, and how it is refused."""
+
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.batch_file import read_line, refused_line
+from engine.batch_run import OrderedLines
+from engine.errors import InvalidRequest
+from engine.model_tokenizer import ModelTokenizer
+from protocol.messages import FinishReason
+from protocol.sampling import SamplingParams
+from tests.tiny_model import byte_tokenizer
+
+TOKENIZER = ModelTokenizer(byte_tokenizer())
+DEFAULTS = {"max_new_tokens": 7, "temperature": 0.5}
+
+
+def test_a_line_says_its_prompt_and_whatever_differs_from_the_defaults() -> None:
+    raw = b'{"id": "x", "prompt": "hi", "temperature": 0, "stop_token_ids": [3], "n": 2, "priority": -1}'
+    wanted = read_line(1, raw, DEFAULTS, TOKENIZER)
+    assert (wanted.request_id, wanted.n, wanted.priority) == ("x", 2, -1)
+    assert TOKENIZER.decode(wanted.prompt_ids) == "hi"
+    assert wanted.sampling == SamplingParams(max_new_tokens=7, temperature=0.0, stop_token_ids=(3,))
+
+
+def test_a_line_without_an_id_is_called_by_its_number() -> None:
+    assert read_line(12, b'{"prompt_token_ids": [5, 6]}', DEFAULTS, TOKENIZER).request_id == "line-12"
+
+
+def test_messages_go_through_the_chat_template() -> None:
+    raw = b'{"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]}'
+    ids = read_line(1, raw, DEFAULTS, TOKENIZER).prompt_ids
+    assert byte_tokenizer().decode(ids) == "<|user|>hi<|end|><|assistant|>ho<|end|><|assistant|>"
+
+
+@pytest.mark.parametrize(
+    ("raw", "reason"),
+    [
+        (b"[1]", "object"),
+        (b"nonsense", "malformed"),
+        (b'{"prompt": "\xff"}', "UTF-8"),
+        (b"{}", "exactly one"),
+        (b'{"prompt": "a", "messages": []}', "exactly one"),
+        (b'{"prompt": 5}', "prompt"),
+        (b'{"prompt_token_ids": ["a"]}', "prompt_token_ids"),
+        (b'{"messages": []}', "empty"),
+        (b'{"messages": [{"role": "user"}]}', "content"),
+        (b'{"prompt": "a", "id": ""}', "id"),
+        (b'{"prompt": "a", "n": 0}', "n"),
+        (b'{"prompt": "a", "temprature": 1}', "temprature"),
+        (b'{"prompt": "a", "top_p": 2}', "top_p"),
+        (b'{"prompt": "a", "max_new_tokens": "many"}', "max_new_tokens"),
+    ],
+)
+def test_what_cannot_be_used_is_refused_by_name(raw: bytes, reason: str) -> None:
+    with pytest.raises(InvalidRequest, match=reason):
+        read_line(1, raw, DEFAULTS, TOKENIZER)
+
+
+scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5)
+values = scalars | st.lists(scalars, max_size=2) | st.just([{"role": "user", "content": "x"}])
+names = st.sampled_from(["id", "prompt", "prompt_token_ids", "messages", "n", "seed", "top_k", "temperature"])
+
+
+@given(st.binary(max_size=40) | st.dictionaries(names, values, max_size=4).map(msgspec.json.encode))
+def test_any_line_is_a_request_or_a_refusal(raw: bytes) -> None:
+    try:
+        assert read_line(1, raw, DEFAULTS, TOKENIZER).request_id
+    except InvalidRequest as error:
+        line = refused_line(1, raw, str(error))
+        assert line.finish_reason is FinishReason.ERROR
+        assert line.id and line.error
+
+
+def test_a_refused_line_keeps_its_id_where_it_can_be_read() -> None:
+    assert refused_line(3, b'{"id": "x", "prompt": 5}', "why").id == "x"
+    assert refused_line(3, b"nonsense", "why").id == "line-3"
+
+
+@given(st.permutations(range(6)))
+def test_lines_are_written_in_order_whatever_the_order_in_which_they_come(order: list[int]) -> None:
+    written: list[Any] = []
+    lines = OrderedLines(lambda line: written.append(msgspec.json.decode(line)["line"]))
+    for slot in order[:-1]:
+        lines.put(slot, refused_line(slot, b"", ""))
+        assert written == list(range(len(written)))
+    lines.write_early()
+    assert written == sorted(order[:-1])
