@@ -50,26 +50,36 @@ static int allocate_partial(kf_call *call)
     return !joins || call->partial;
 }
 
+/* A chunk's new KV is read where it is packed, so it may be written at any time; but in a ring it takes places that
+ * its first queries still read. */
+static void write_chunk(const kf_call *call, int32_t row, int32_t head)
+{
+    if (call->rows->rows[row].count > 1)
+        kf_write_row(call, &call->rows->rows[row], head);
+}
+
 static void run(const kf_call *call, int threads)
 {
-    const kf_rows *rows = call->rows;
-    int32_t heads = call->layer->kv_heads, writes = rows->num_rows * heads, tasks = call->units * heads;
+    int32_t heads = call->layer->kv_heads, tasks = call->units * heads, writes = call->rows->num_rows * heads;
+    int32_t early = call->layer->window ? 0 : writes, late = writes - early, joins = call->partial ? tasks : 0;
 #pragma omp parallel num_threads(threads) if (threads > 1)
     {
-#pragma omp for schedule(static)
-        for (int32_t i = 0; i < writes; i++)
-            if (kf_writes_first(call, &rows->rows[i / heads]))
-                kf_write_row(call, &rows->rows[i / heads], i % heads);
 #pragma omp for schedule(dynamic)
-        for (int32_t i = 0; i < tasks; i++)
-            kf_attend_unit(call, i / heads, i % heads);
-#pragma omp for schedule(static) nowait
-        for (int32_t i = 0; i < tasks; i++)
-            kf_join_pieces(call, i / heads, i % heads);
+        for (int32_t i = 0; i < tasks + early; i++) {
+            if (i < tasks)
+                kf_attend_unit(call, i / heads, i % heads);
+            else
+                write_chunk(call, (i - tasks) / heads, i % heads);
+        }
+        if (joins + late) {
 #pragma omp for schedule(static)
-        for (int32_t i = 0; i < writes; i++)
-            if (!kf_writes_first(call, &rows->rows[i / heads]))
-                kf_write_row(call, &rows->rows[i / heads], i % heads);
+            for (int32_t i = 0; i < joins + late; i++) {
+                if (i < joins)
+                    kf_join_pieces(call, i / heads, i % heads);
+                else
+                    write_chunk(call, (i - joins) / heads, i % heads);
+            }
+        }
     }
 }
 

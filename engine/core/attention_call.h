@@ -33,7 +33,6 @@ typedef struct {
 
 /* attention_places.c */
 const float *kf_at(const kf_packed *packed, int64_t head, int64_t token);
-int kf_writes_first(const kf_call *call, const kf_row *row);
 void kf_write_row(const kf_call *call, const kf_row *row, int32_t head);
 void kf_lay_tile(kf_tile *tile, const kf_call *call, const kf_row *row, int32_t head, int32_t begin, int32_t end);
 

@@ -26,13 +26,6 @@ static place find(const kf_call *call, const kf_row *row, int32_t head, int32_t 
     return found;
 }
 
-/* In a ring, a chunk's new tokens take places that its first queries still read; a single one takes the place of the
- * one that it no longer sees. */
-int kf_writes_first(const kf_call *call, const kf_row *row)
-{
-    return !call->layer->window || row->count == 1;
-}
-
 /* Of a chunk longer than the ring only the last tokens are kept. */
 void kf_write_row(const kf_call *call, const kf_row *row, int32_t head)
 {
@@ -71,7 +64,7 @@ static int32_t lay_cached(kf_tile *tile, const kf_call *call, const kf_row *row,
 void kf_lay_tile(kf_tile *tile, const kf_call *call, const kf_row *row, int32_t head, int32_t begin, int32_t end)
 {
     int32_t tile_end = (begin / TILE + 1) * TILE, stop = tile_end < end ? tile_end : end;
-    int32_t in_pages = kf_writes_first(call, row) || stop < row->start ? stop : row->start;
+    int32_t in_pages = row->count == 1 || stop < row->start ? stop : row->start;
     int32_t i = lay_cached(tile, call, row, head, begin, in_pages);
     for (; begin + i < stop; i++) {
         int32_t token = row->token + begin + i - row->start;

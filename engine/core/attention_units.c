@@ -132,6 +132,8 @@ void kf_attend_unit(const kf_call *call, int32_t number, int32_t head)
 {
     kf_unit unit = find_unit(call, number, head);
     kf_queries queries;
+    if (unit.row->count == 1 && unit.piece == unit.pieces - 1)
+        kf_write_row(call, unit.row, head); /* only this unit reads it; in a ring, what lay there is out of sight */
     take_queries(&queries, call, &unit);
     run_tiles(&queries, call, &unit);
     for (int32_t i = 0; i < unit.count; i++) {
