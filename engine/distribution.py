@@ -16,8 +16,8 @@ HEAD = 1024
 
 
 class Shape(NamedTuple):
-    """`[rows, 1]` each, float64, but `top_k` int64, from 1 to the vocabulary. `cuts`, `has_min_p`: whether any row has
-    a top_k or top_p, or a min_p."""
+    """`[rows, 1]` each, float64, but `top_k` int64, from 1 on; the size of the vocabulary and more is off. `cuts`,
+    `has_min_p`: whether any row has a top_k or top_p, or a min_p."""
 
     temperature: torch.Tensor
     top_k: torch.Tensor

@@ -162,7 +162,7 @@ def _drawing(keys: Sequence[SampleKey], vocab_size: int, device: torch.device) -
     params = [key.params for key in keys]
     shape = Shape(
         _column([one.temperature for one in params], device),
-        _column([min(one.top_k or vocab_size, vocab_size) for one in params], device),
+        _column([one.top_k or vocab_size for one in params], device),
         _column([one.top_p for one in params], device),
         _column([one.min_p for one in params], device),
         cuts=any(one.top_k or one.top_p < 1.0 for one in params),
