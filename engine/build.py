@@ -1,6 +1,7 @@
 """Puts an engine together from its parts."""
 
 import logging
+
 import torch
 
 from engine.attention.choice import choose_backend
@@ -13,7 +14,7 @@ from engine.kv_cache import PagedKVCache
 from engine.limits import Limits
 from engine.memory import available_memory
 from engine.model_runner import ModelRunner
-from engine.models.binding import BoundModel
+from engine.models.choice import choose_model
 from engine.models.loading import LoadedModel, load_model
 from engine.options import EngineOptions
 from engine.progress import ProgressWord
@@ -74,5 +75,7 @@ def _host_pool(config: ContinuousBatchingConfig, geometry: CacheGeometry) -> Cac
 def _runner(loaded: LoadedModel, pool: CachePool, progress: ProgressWord, asynchronous: bool) -> Runner:
     backend, why = choose_backend(PagedKVCache(pool), DTYPES[loaded.dtype])
     log.info("attention: %s", why)
-    runner = ModelRunner(BoundModel(loaded.model, backend, progress), backend, loaded.eos_token_ids)
+    model, why = choose_model(loaded.model, backend, progress)
+    log.info("model: %s", why)
+    runner = ModelRunner(model, backend, loaded.eos_token_ids)
     return ThreadedRunner(runner) if asynchronous else runner

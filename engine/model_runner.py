@@ -11,7 +11,7 @@ import torch
 from engine.attention.base import AttentionBackend
 from engine.forward_batch import ForwardBatch
 from engine.futures import settled
-from engine.models.binding import BoundModel
+from engine.models.base import ServedModel
 from engine.padding import Padding
 from engine.prepared_forward import PreparedForward, Samples, prepare_forward
 from engine.runner import ForwardResult
@@ -38,7 +38,7 @@ class ModelRunner:
 
     def __init__(
         self,
-        model: BoundModel,
+        model: ServedModel,
         backend: AttentionBackend[Any],
         end_tokens: Set[int] = frozenset(),
         padding: Padding | None = None,

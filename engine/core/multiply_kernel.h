@@ -58,11 +58,14 @@ INLINE void multiply_tile(const kf_product *p, portion part, long token, const i
 /* Returns how many tokens it took. */
 INLINE int multiply_some(const kf_product *p, portion part, int token, int end, int row, const int rows)
 {
-    if (token + 4 <= end)
-        return multiply_tile(p, part, token, 4, row, rows), 4;
-    if (token + 2 <= end)
-        return multiply_tile(p, part, token, 2, row, rows), 2;
-    return multiply_tile(p, part, token, 1, row, rows), 1;
+    int left = end - token, taken = left >= 4 ? 4 : left >= 2 ? 2 : 1;
+    if (taken == 4)
+        multiply_tile(p, part, token, 4, row, rows);
+    else if (taken == 2)
+        multiply_tile(p, part, token, 2, row, rows);
+    else
+        multiply_tile(p, part, token, 1, row, rows);
+    return taken;
 }
 
 /* Tokens first..last. `next`: the inputs of as many rows behind these are fetched meanwhile, each tile its share. */

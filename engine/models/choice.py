@@ -1,28 +1,19 @@
 """Which of the two ways to run a model serves it here."""
 
 import logging
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 
 from engine.attention.base import AttentionBackend
 from engine.errors import KernelsUnavailable
+from engine.models.base import ServedModel
 from engine.models.binding import BoundModel
 from engine.models.dense import DenseKernels
 from engine.models.llama_like import LlamaLikeModel, why_not
 from engine.progress import ProgressWord
 
 log = logging.getLogger(__name__)
-
-
-class ServedModel(Protocol):
-    """A model bound to pages and a progress word. See BoundModel."""
-
-    def hidden(self, token_ids: torch.Tensor, positions: torch.Tensor, plan: Any) -> torch.Tensor: ...
-
-    def logits(
-        self, token_ids: torch.Tensor, positions: torch.Tensor, plan: Any, rows: torch.Tensor
-    ) -> torch.Tensor: ...
 
 
 class ModelChoice(NamedTuple):

@@ -43,8 +43,8 @@ class Heads:
     def split(self, packed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Views of queries, keys and values, heads first."""
         heads = packed.view(len(packed), self.queries + 2 * self.keys, self.head_dim).transpose(0, 1)
-        query, keys, values = heads.split((self.queries, self.keys, self.keys))
-        return query, keys, values
+        placed = self.queries + self.keys
+        return heads[: self.queries], heads[self.queries : placed], heads[placed:]
 
 
 class DenseKernels:
@@ -94,10 +94,12 @@ class DenseKernels:
 
 
 def _join(modules: Sequence[Any], name: str) -> torch.Tensor:
-    parts = [getattr(module, name) for module in modules]
+    parts: list[torch.Tensor] = [getattr(module, name).detach() for module in modules]
     if len(parts) == 1:
-        return parts[0].detach().contiguous()
-    joined = torch.cat([part.detach() for part in parts])
-    for part, view in zip(parts, joined.split([len(part) for part in parts]), strict=True):
-        part.data = view
+        return parts[0].contiguous()
+    joined = torch.cat(parts)
+    begin = 0
+    for module, part in zip(modules, parts, strict=True):
+        getattr(module, name).data = joined[begin : begin + len(part)]
+        begin += len(part)
     return joined

@@ -1,4 +1,4 @@
-"""Llama and its kin (Mistral, Qwen2, Qwen3) on CPUs: the same weights and arithmetic as transformers' modules, run by our
+"""Llama and its kin (Mistral, Qwen2, Qwen3) on CPUs: the weights and arithmetic of transformers' modules, run by our
 own kernels. BoundModel runs the modules themselves and is the truth."""
 
 from collections.abc import Callable
@@ -28,8 +28,7 @@ class DecoderLayer:
 
 
 class LlamaLikeModel:
-    """Offers what BoundModel offers, to the same contract. The modules stay usable; some of their weights become views
-    of joined ones."""
+    """See ServedModel. The modules stay usable; some of their weights become views of joined ones."""
 
     def __init__(
         self, model: torch.nn.Module, backend: AttentionBackend[Any], progress: ProgressWord, kernels: DenseKernels
@@ -39,18 +38,16 @@ class LlamaLikeModel:
         self._backend = backend
         self._progress = progress
         self._kernels = kernels
-        self._embeddings: torch.Tensor = base.embed_tokens.weight
+        self._embeddings: torch.Tensor = base.embed_tokens.weight.detach()
         self._rotary: Callable[..., tuple[torch.Tensor, torch.Tensor]] = base.rotary_emb
         self._layers = [_layer(base.config, layer) for layer in base.layers]
         self._norm = RMSNorm(base.norm)
         self._head = None if head is None else Linear(head)
 
-    @torch.inference_mode()
     def hidden(self, token_ids: torch.Tensor, positions: torch.Tensor, plan: Any) -> torch.Tensor:
         """Final hidden states `[T, hidden]` of packed tokens; the head does not run."""
         return self._kernels.normalise(self._run_layers(token_ids, positions, plan), self._norm)
 
-    @torch.inference_mode()
     def logits(self, token_ids: torch.Tensor, positions: torch.Tensor, plan: Any, rows: torch.Tensor) -> torch.Tensor:
         """`[len(rows), vocab]`, of the packed tokens at `rows`."""
         assert self._head, "a model without a head was asked for logits"
