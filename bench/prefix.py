@@ -1,8 +1,8 @@
 """`python -m bench prefix`: how many prompt blocks the prefix cache finds, by eviction policy and pool size.
 
 Replays public traces through the engine's scheduler, allocators and prefix cache, without a model: as many requests as
-LIVE are in the engine at a time, taken in order of arrival. Everything is scaled down alike: a block of 512 tokens of the
-trace is a page of 4 here, so blocks, chains and sharing are as in the trace. The limit is a cache that forgets nothing.
+LIVE are in the engine at a time, taken in order of arrival. Everything is scaled down alike: a block of 512 tokens of
+the trace is a page of 4 here, so blocks, chains and sharing stay as they are. The limit: a cache that forgets nothing.
 """
 
 import argparse
@@ -10,10 +10,11 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from typing import get_args
 
 from bench.null_device import STOP, VOCAB, build_null
 from bench.traces import BLOCK, MOONCAKE, TraceRequest, mooncake
-from engine.config import EVICTION_POLICIES, ContinuousBatchingConfig
+from engine.config import ContinuousBatchingConfig
 from engine.engine import Engine
 from engine.prefix_cache import EvictionPolicy
 from engine.request import Request
@@ -24,6 +25,7 @@ PAGE = 4
 POOLS = (1_000, 4_000, 16_000)
 """In blocks of 512 tokens."""
 LIVE = 8
+POLICIES: tuple[EvictionPolicy, ...] = get_args(EvictionPolicy)
 DIGITS = VOCAB - STOP - 1
 
 
@@ -87,7 +89,7 @@ def measure(name: str, requests: int | None, pools: Sequence[int] = POOLS) -> li
     blocks, best = prompt_blocks(trace), limit(trace)
     rows = []
     for pool in pools:
-        for policy in EVICTION_POLICIES:
+        for policy in POLICIES:
             prefix = replay(trace, policy, pool).prefix
             assert prefix is not None
             rate = prefix.counters.hits / blocks
@@ -110,12 +112,11 @@ def main(argv: Sequence[str]) -> int:
 
 
 def table(rows: Sequence[Row]) -> str:
-    policies = EVICTION_POLICIES
-    lines = [f"{'trace':<14}{'pool blocks':>12}" + "".join(f"{policy:>13}" for policy in policies) + f"{'limit':>9}"]
+    lines = [f"{'trace':<14}{'pool blocks':>12}" + "".join(f"{policy:>13}" for policy in POLICIES) + f"{'limit':>9}"]
     for trace, pool in dict.fromkeys((row.trace, row.pool_blocks) for row in rows):
         found = {row.policy: row for row in rows if (row.trace, row.pool_blocks) == (trace, pool)}
-        rates = "".join(f"{found[policy].hit_rate:>13.1%}" for policy in policies)
-        lines.append(f"{trace:<14}{pool:>12,}{rates}{found[policies[0]].limit:>9.1%}")
+        rates = "".join(f"{found[policy].hit_rate:>13.1%}" for policy in POLICIES)
+        lines.append(f"{trace:<14}{pool:>12,}{rates}{found[POLICIES[0]].limit:>9.1%}")
     return "\n".join(lines) + "\n"
 
 

@@ -63,7 +63,8 @@ def _processor(batch: int, new_tokens: int) -> Any:
         max_batch_tokens=MAX_BATCH_TOKENS,
         max_requests_per_batch=batch,
     )
-    manager = model.init_continuous_batching(GenerationConfig(eos_token_id=1, do_sample=False), batching)
+    generation = GenerationConfig(eos_token_id=1, do_sample=False)  # type: ignore[no-untyped-call]
+    manager = model.init_continuous_batching(generation, batching)
     # Without flash attention it would keep a mask of gigabytes for a forward that never runs.
     model.config._attn_implementation = "flash_attention_2"
     return manager._create_batch_processor()

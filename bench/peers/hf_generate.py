@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, DynamicCache, GenerationConfig, StoppingCriteriaList
@@ -37,7 +38,7 @@ class Generate:
     def fill(self, prompts: Sequence[Prompt]) -> None:
         parts = []
         for at in range(0, len(prompts), FILL_AT_ONCE):
-            cache = DynamicCache()
+            cache: Any = DynamicCache()
             self._model.model(torch.tensor(prompts[at : at + FILL_AT_ONCE]), cache=cache)
             parts.append([(layer.keys, layer.values) for layer in cache.layers])
         self._filled = [
@@ -76,7 +77,9 @@ class Generate:
         longest = max(map(len, prompts))
         padded = torch.tensor([[PAD] * (longest - len(prompt)) + prompt for prompt in prompts])
         mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts])
-        config = GenerationConfig(do_sample=False, max_new_tokens=new, eos_token_id=None, pad_token_id=PAD)
+        config = GenerationConfig(  # type: ignore[no-untyped-call]
+            do_sample=False, max_new_tokens=new, eos_token_id=None, pad_token_id=PAD
+        )
         clock = Clock()
         self._model.generate(
             padded,

@@ -25,7 +25,9 @@ class GenerateBatch:
             max_batch_tokens=MAX_BATCH_TOKENS,
             safety_margin=0.0,  # else cached blocks count as used, and all are dropped together
         )
-        generation = GenerationConfig(do_sample=False, eos_token_id=-1, max_new_tokens=1)
+        generation = GenerationConfig(  # type: ignore[no-untyped-call]
+            do_sample=False, eos_token_id=-1, max_new_tokens=1
+        )
         self._manager: ContinuousBatchingManager = model.init_continuous_batching(
             generation_config=generation, continuous_batching_config=batching
         )
