@@ -1,4 +1,4 @@
-"""`kvferry`: one command for a local cluster, its demo, this machine's fitness, each role by itself, and no cluster."""
+"""`kvferry`: one command for a local cluster, its demo, this machine's fitness, each role, and files of prompts."""
 
 import argparse
 import importlib

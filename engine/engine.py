@@ -374,6 +374,7 @@ class Engine:
 
     def _hand_over(self) -> StepOutput:
         output, self._output = self._output, StepOutput()
+        output.started, self._scheduler.started = self._scheduler.started, output.started
         if self.prefix and self.prefix.events:
             output.cache_events, self.prefix.events = self.prefix.events, []
         return output

@@ -64,6 +64,8 @@ class Request:
     """Where in the last launched forward's samples its token is."""
     seed: int = field(default=0, init=False)
     overtakes: int = field(default=0, init=False)
+    started: bool = field(default=False, init=False)
+    """It has been active."""
     offloaded: bool = field(default=False, init=False)
     """Its KV is in host memory."""
     unborn: list[str] = field(default_factory=list, init=False)

@@ -84,6 +84,8 @@ class Scheduler(ABC):
         self._lookup = lookup
         self.active: dict[str, Request] = {}
         self.waiting = WaitingQueue()
+        self.started: list[str] = []
+        """Ids of those that became active for the first time, for whoever takes them away."""
         self._admissions_held = False
 
     @abstractmethod
@@ -100,6 +102,9 @@ class Scheduler(ABC):
         """At the end of the active order."""
         self.waiting.discard(request)
         self.active[request.id] = request
+        if not request.started:
+            request.started = True
+            self.started.append(request.id)
 
     def remove(self, request: Request) -> None:
         """It has left the engine: room may have come free, so waiting requests are considered again."""

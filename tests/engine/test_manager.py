@@ -45,6 +45,16 @@ def test_a_request_has_one_output_that_says_all(harness: Harness) -> None:
     assert output.created_time < started <= output.timestamps[0] < output.timestamps[1] == ended
 
 
+def test_a_request_starts_with_its_first_chunk_not_with_its_first_token() -> None:
+    harness = Harness(emit=positions, tokens=4)
+    steps = iter(range(100))
+    with ContinuousBatchingManager(harness.engine, clock=lambda: float(next(steps))) as manager:
+        manager.submit(replace(asked("A", prompt=12, new=1), record_timestamps=True))
+        output = result(manager, "A")
+    created = output.created_time
+    assert (output.lifespan, output.timestamps) == ((created + 1, created + 3), (created + 3,))
+
+
 def test_timestamps_are_for_those_who_ask(manager: ContinuousBatchingManager) -> None:
     manager.submit(asked("A"))
     assert result(manager, "A").timestamps is None
