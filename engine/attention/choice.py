@@ -23,8 +23,10 @@ class BackendChoice(NamedTuple):
 
 def choose_backend(cache: PagedKVCache, dtype: torch.dtype) -> BackendChoice:
     """The fastest there is for this cache. `dtype`: the model's."""
-    geometry = cache.geometry
-    if not CPagedAttention.supports(geometry):
+    geometry, device = cache.geometry, next(iter(cache.layers.values())).keys.device.type
+    if device != "cpu":
+        why = f"there is no kernel for {device}"
+    elif not CPagedAttention.supports(geometry):
         why = f"there is no C kernel for {geometry.dtype} and heads of {geometry.head_dim}"
     else:
         try:

@@ -40,8 +40,9 @@ typedef struct {
     int32_t heads;  /* of the query: a multiple of the KV heads */
 } kf_scores;
 
-/* `packed`: query, keys and values of the forward's tokens. `output` is [tokens][heads][head_dim]. Returns 0, or -1 where there is no memory for intermediate results (nothing
- * was written then). `head_dim` is a multiple of 8. */
+/* `packed`: query, keys and values of the forward's tokens. `output`: [tokens][heads][head_dim], of these the rows'
+ * tokens are written. `variant`: one that kf_runs_variant says runs with head_dim. Returns 0, or -1 where there is no
+ * memory for intermediate results (then nothing was written). */
 int kf_attend(const kf_layer *layer, const kf_rows *rows, const kf_packed *packed, const kf_scores *scores,
               uint64_t output, int threads, int variant);
 #endif
