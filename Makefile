@@ -2,13 +2,16 @@
 PYTHON_IN_VENV := .venv/bin/python
 ARGS ?=
 
-.PHONY: setup test demo up down lint format fabric kernels
+.PHONY: setup test test-gpu demo up down lint format fabric kernels
 
 setup:  ## .venv, pinned dependencies, the C extensions, the demo model
 	@deploy/setup.sh
 
 test: setup  ## all tests but those marked slow; ARGS="-k name" for some
 	$(PYTHON_IN_VENV) -m pytest $(ARGS)
+
+test-gpu:  ## what needs a CUDA device, with whatever Python is there; installs nothing
+	$(or $(wildcard $(PYTHON_IN_VENV)),python3) -m pytest -m gpu tests/gpu $(ARGS)
 
 demo: setup  ## one prefill node, three decode nodes, a router; real prompts; the books checked
 	@.venv/bin/kvferry demo $(ARGS)

@@ -110,10 +110,16 @@ class _Side:
         self.planner = planner
         self.graphs = GraphCache(capture) if capture else None
         self.forward: DeviceForward | None = None
+        self.plan: Any = None
+        """Kept while the device may read it: memory of a stream is used again as soon as nobody holds it."""
 
 
 class DeviceRunner:
-    """`planners`: one for each pair; two make it asynchronous. `end_tokens`: the model's own."""
+    """`planners`: one for each pair; two make it asynchronous. `end_tokens`: the model's own.
+
+    What the caller's own stream was given before `launch` comes before the forward, and what it is given afterwards
+    behind it: blocks may be copied between two launches without waiting for anything.
+    """
 
     def __init__(
         self,
@@ -157,7 +163,7 @@ class DeviceRunner:
 
     @torch.inference_mode()
     def _start(self, side: _Side, before: IOPair, carried_from: DeviceForward | None, batch: ForwardBatch) -> _Launched:
-        started = time.monotonic_ns()
+        started, asked = time.monotonic_ns(), self._streams.mark()
         wanted = len(batch.samples)
         batch, key = self._padded(batch)
         inputs = prepare_forward(batch)
@@ -166,15 +172,17 @@ class DeviceRunner:
             inputs.fill(carried_from.samples() if carried_from else None)
         with self._streams.upload():
             side.pair.upload(inputs, shape)
-            plan = side.planner.plan(batch, key)
+            side.plan = side.planner.plan(batch, key)
             uploaded = self._streams.mark()
         with self._streams.compute():
+            asked.wait()
             uploaded.wait()
             if inputs.carries and not inputs.carries_history:
                 side.pair.fill_carried(before, shape.tokens)
-            self._run(side, plan, shape, key)
+            self._run(side, shape, key)
             self._choose(side.pair, inputs)
             computed = self._streams.mark()
+        computed.wait()
         with self._streams.download():
             computed.wait()
             return _Launched(inputs, side.pair.download(wanted), self._streams.mark(), started)
@@ -186,8 +194,9 @@ class DeviceRunner:
             return graphs.padding.pad(batch)
         return batch, None
 
-    def _run(self, side: _Side, plan: Any, shape: Shape, key: GraphKey | None) -> None:
+    def _run(self, side: _Side, shape: Shape, key: GraphKey | None) -> None:
         """Leaves the logits in their buffer."""
+        plan = side.plan
         token_ids, positions = side.pair.token_ids.device[: shape.tokens], side.pair.positions.device[: shape.tokens]
         ends = side.pair.ends.device[: shape.samples]
 

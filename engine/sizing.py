@@ -44,7 +44,7 @@ class MemoryUse:
     `head`: of one row of logits. `max_requests`: rows of logits in a forward; None: as many as tokens. `layer`: of one
     token in the part of a layer that takes most, without what is gathered. `gathered`: of one cached token. `pair`: of
     one query and key. `longest`: tokens of the longest row where they are attended to one by one, else None.
-    `asynchronous`: inputs and masks exist twice.
+    `workspace`: of kernels. `asynchronous`: inputs and masks exist twice.
     """
 
     geometry: CacheGeometry
@@ -54,6 +54,7 @@ class MemoryUse:
     pair: int = 0
     max_requests: int | None = None
     longest: int | None = None
+    workspace: int = 0
     asynchronous: bool = False
     logprobs: bool = False
 
@@ -69,7 +70,7 @@ class MemoryUse:
 
     @property
     def fixed(self) -> int:
-        return RESERVED_CHUNKS * self.geometry.chunk_bytes + (self.max_requests or 0) * self.head
+        return RESERVED_CHUNKS * self.geometry.chunk_bytes + (self.max_requests or 0) * self.head + self.workspace
 
     @property
     def chunk_tokens(self) -> int:
@@ -124,8 +125,9 @@ class ModelSizes:
             plain_scores=softcap is not None or config.model_type == "gpt_oss",
         )
 
-    def on_cuda(self, geometry: CacheGeometry, max_requests: int, asynchronous: bool) -> MemoryUse:
-        """Attention reads pages in place and keeps no scores; a copy of KV is allowed for, as workspace."""
+    def on_cuda(self, geometry: CacheGeometry, max_requests: int, asynchronous: bool, workspace: int) -> MemoryUse:
+        """Attention reads pages in place and keeps no scores. What it would gather elsewhere is left for what is not
+        counted: graphs and their schedules."""
         item = ITEM_SIZES[geometry.dtype]
         return MemoryUse(
             geometry=geometry,
@@ -133,6 +135,7 @@ class ModelSizes:
             layer=self.layer_bytes(geometry),
             gathered=2 * geometry.kv_heads * geometry.head_dim * item,
             max_requests=max_requests,
+            workspace=workspace,
             asynchronous=asynchronous,
             logprobs=True,
         )

@@ -1,68 +1,85 @@
-"""FlashInfer's two batch wrappers on a CPU, by the formula. tests/gpu holds their signatures against the real ones.
+"""FlashInfer's two batch wrappers in plain torch, by the formula, on any device. tests/gpu holds them against the real.
 
 As the real ones do, a wrapper for graphs keeps what it is planned with in buffers that it was given, has a fixed number
-of rows, and runs by what the buffers hold then.
+of rows, and runs by what the buffers hold then: nothing in `run` asks the host, so that it can be captured.
 """
 
-from collections.abc import Sequence
-from typing import Any
+from typing import NamedTuple
 
 import torch
 
 Pages = tuple[torch.Tensor, torch.Tensor]
 
 
+class Tables(NamedTuple):
+    """As both wrappers take them; a decode has a query a row."""
+
+    query_starts: torch.Tensor
+    page_starts: torch.Tensor
+    pages: torch.Tensor
+    last_page_tokens: torch.Tensor
+
+
+class Scores(NamedTuple):
+    scaling: float
+    softcap: float | None
+
+
 class _Wrapper:
-    def __init__(self, layout: str, use_cuda_graph: bool, rows: int, buffers: Sequence[torch.Tensor | None]) -> None:
+    def __init__(self, layout: str, workspace: torch.Tensor, buffers: Tables | None) -> None:
         assert layout == "HND"
-        self._fixed = rows if use_cuda_graph else None
-        self._buffers = [part for part in buffers if part is not None]
-        assert len(self._buffers) == (len(buffers) if use_cuda_graph else 0)
-        self._tables: list[torch.Tensor] = []
+        self._device = workspace.device
+        self._buffers = buffers
+        self._tables = buffers
+        self._most_pages = len(buffers.pages) // len(buffers.last_page_tokens) if buffers else 0
+        self._scores = Scores(1.0, None)
         self.plans = 0
 
     def reset_workspace_buffer(self, float_workspace_buffer: torch.Tensor, int_workspace_buffer: torch.Tensor) -> None:
         assert float_workspace_buffer.dtype == int_workspace_buffer.dtype == torch.uint8
 
-    def _keep(self, tables: Sequence[torch.Tensor]) -> None:
+    def _keep(self, tables: Tables, scores: Scores) -> None:
         assert all(part.dtype == torch.int32 and part.device.type == "cpu" for part in tables)
         self.plans += 1
-        if self._fixed is None:
-            self._tables = [part.clone() for part in tables]
+        self._scores = scores
+        if self._buffers is None:
+            self._tables = Tables(*(part.to(self._device) for part in tables))
+            self._most_pages = int(tables.page_starts.diff().max())
             return
-        assert len(tables[-1]) == self._fixed, "the number of rows is fixed"
+        assert len(tables.last_page_tokens) == len(self._buffers.last_page_tokens), "the number of rows is fixed"
         for buffer, part in zip(self._buffers, tables, strict=True):
-            buffer[: len(part)] = part
-        self._tables = self._buffers
+            buffer[: len(part)] = part.to(self._device)
 
-    def _attend(self, q: torch.Tensor, pages: Pages, starts: torch.Tensor) -> torch.Tensor:
-        page_starts, indices, last = (part.tolist() for part in self._tables[-3:])
-        output = torch.zeros_like(q)
-        for row, tail in enumerate(last):
-            begin, end = int(starts[row]), int(starts[row + 1])
-            ids = indices[page_starts[row] : page_starts[row + 1]]
-            keys, values = (_tokens(part, ids, tail) for part in pages)
-            output[begin:end] = self._rows(q[begin:end], keys, values)
-        return output
+    def run(self, q: torch.Tensor, paged_kv_cache: Pages) -> torch.Tensor:
+        """`q` and the result `[queries, heads, head_dim]`. Every query has its row's pages gathered for it."""
+        assert self._tables, "planned first"
+        tables, size = self._tables, paged_kv_cache[0].shape[2]
+        queries = torch.arange(len(q), device=q.device)
+        row = torch.searchsorted(tables.query_starts[1:].contiguous(), queries, right=True)
+        row = row.clamp(max=len(tables.last_page_tokens) - 1)
+        first, behind = tables.page_starts[row], tables.page_starts[row + 1]
+        length = (behind - first - 1) * size + tables.last_page_tokens[row]
+        position = length - (tables.query_starts[row + 1] - queries)
+        place = first[:, None] + torch.arange(self._most_pages, device=q.device)
+        ids = tables.pages[torch.minimum(place, behind[:, None] - 1).clamp(min=0)]
+        seen = torch.arange(self._most_pages * size, device=q.device) <= position[:, None]
+        keys, values = (_tokens(part, ids, seen) for part in paged_kv_cache)
+        return self._attend(q, keys, values, seen)
 
-    def _rows(self, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-        """`q` `[queries, heads, head_dim]`, the last queries of `keys` and `values` `[kv_heads, keys, head_dim]`."""
-        repeats = q.shape[1] // keys.shape[0]
-        k, v = (part.float().repeat_interleave(repeats, 0) for part in (keys, values))
-        scores = q.float().transpose(0, 1) @ k.transpose(1, 2) * self._how["sm_scale"]
-        cap = self._how["logits_soft_cap"]
-        scores = cap * torch.tanh(scores / cap) if cap else scores
-        future = torch.ones(scores.shape[1:], dtype=torch.bool).triu(scores.shape[2] - scores.shape[1] + 1)
-        weights = torch.softmax(scores.masked_fill(future, float("-inf")), dim=-1)
-        return (weights @ v).transpose(0, 1).to(q.dtype)
-
-    _how: dict[str, Any]
+    def _attend(self, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
+        """`keys` and `values` `[queries, kv_heads, keys, head_dim]`, `seen` `[queries, keys]`."""
+        grouped = q.float().view(len(q), keys.shape[1], -1, q.shape[2])
+        scores = grouped @ keys.transpose(2, 3) * self._scores.scaling
+        if self._scores.softcap:
+            scores = self._scores.softcap * torch.tanh(scores / self._scores.softcap)
+        weights = torch.softmax(scores.masked_fill(~seen[:, None, None], float("-inf")), dim=-1)
+        return (weights @ values).flatten(1, 2).to(q.dtype)
 
 
-def _tokens(pages: torch.Tensor, ids: Sequence[int], tail: int) -> torch.Tensor:
-    """`[kv_heads, tokens, head_dim]`; the last page holds `tail` of them."""
-    held = pages[list(ids)].transpose(0, 1).flatten(1, 2)
-    return held[:, : (len(ids) - 1) * pages.shape[2] + tail]
+def _tokens(pages: torch.Tensor, ids: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
+    """`[queries, kv_heads, keys, head_dim]` in float32; zero where it is not seen, whatever lies there."""
+    tokens = pages[ids].float().transpose(1, 2).flatten(2, 3)
+    return tokens.masked_fill(~seen[:, None, :, None], 0.0)
 
 
 class BatchDecodeWithPagedKVCacheWrapper(_Wrapper):
@@ -77,9 +94,13 @@ class BatchDecodeWithPagedKVCacheWrapper(_Wrapper):
         paged_kv_last_page_len_buffer: torch.Tensor | None = None,
         backend: str = "auto",
     ) -> None:
-        rows = 0 if paged_kv_last_page_len_buffer is None else len(paged_kv_last_page_len_buffer)
-        buffers = (paged_kv_indptr_buffer, paged_kv_indices_buffer, paged_kv_last_page_len_buffer)
-        super().__init__(kv_layout, use_cuda_graph, rows, buffers)
+        given = (paged_kv_indptr_buffer, paged_kv_indices_buffer, paged_kv_last_page_len_buffer)
+        starts, pages, last = given
+        assert all((part is not None) == use_cuda_graph for part in given)
+        buffers = None
+        if starts is not None and pages is not None and last is not None:
+            buffers = Tables(torch.arange(len(starts), dtype=torch.int32, device=starts.device), starts, pages, last)
+        super().__init__(kv_layout, float_workspace_buffer, buffers)
 
     def plan(
         self,
@@ -96,11 +117,8 @@ class BatchDecodeWithPagedKVCacheWrapper(_Wrapper):
         q_data_type: torch.dtype,
         kv_data_type: torch.dtype,
     ) -> None:
-        self._how = {"sm_scale": sm_scale, "logits_soft_cap": logits_soft_cap}
-        self._keep((indptr, indices, last_page_len))
-
-    def run(self, q: torch.Tensor, paged_kv_cache: Pages) -> torch.Tensor:
-        return self._attend(q, paged_kv_cache, torch.arange(len(q) + 1))
+        queries = torch.arange(len(indptr), dtype=torch.int32)
+        self._keep(Tables(queries, indptr, indices, last_page_len), Scores(sm_scale, logits_soft_cap))
 
 
 class BatchPrefillWithPagedKVCacheWrapper(_Wrapper):
@@ -116,9 +134,10 @@ class BatchPrefillWithPagedKVCacheWrapper(_Wrapper):
         backend: str = "auto",
         max_total_num_rows: int | None = None,
     ) -> None:
-        rows = 0 if paged_kv_last_page_len_buf is None else len(paged_kv_last_page_len_buf)
-        buffers = (qo_indptr_buf, paged_kv_indptr_buf, paged_kv_indices_buf, paged_kv_last_page_len_buf)
-        super().__init__(kv_layout, use_cuda_graph, rows, buffers)
+        given = (qo_indptr_buf, paged_kv_indptr_buf, paged_kv_indices_buf, paged_kv_last_page_len_buf)
+        assert all((part is not None) == use_cuda_graph for part in given)
+        buffers = Tables(*(part for part in given if part is not None)) if use_cuda_graph else None
+        super().__init__(kv_layout, float_workspace_buffer, buffers)
         self._max_rows = max_total_num_rows
 
     def plan(
@@ -140,8 +159,5 @@ class BatchPrefillWithPagedKVCacheWrapper(_Wrapper):
     ) -> None:
         assert causal
         assert self._max_rows is None or int(qo_indptr[-1]) <= self._max_rows
-        self._how = {"sm_scale": sm_scale, "logits_soft_cap": logits_soft_cap}
-        self._keep((qo_indptr, paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len))
-
-    def run(self, q: torch.Tensor, paged_kv_cache: Pages) -> torch.Tensor:
-        return self._attend(q, paged_kv_cache, self._tables[0])
+        tables = Tables(qo_indptr, paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len)
+        self._keep(tables, Scores(sm_scale, logits_soft_cap))

@@ -79,8 +79,8 @@ def test_a_models_own_numbers_are_taken_from_its_configuration() -> None:
     config.update({"moe_intermediate_size": 48, "num_experts_per_tok": 8, "max_position_embeddings": 512})
     sizes = ModelSizes.of(config)
     assert sizes == ModelSizes(64, 8 * 48, 4, 1000, 512, plain_scores=False)
-    use = sizes.on_cuda(TWO_LAYERS, max_requests=3, asynchronous=False)
-    assert use.fixed == 2 * 4096 + 3 * HEAD, "the head sees three rows"
+    use = sizes.on_cuda(TWO_LAYERS, max_requests=3, asynchronous=False, workspace=7)
+    assert use.fixed == 2 * 4096 + 3 * HEAD + 7, "the head sees three rows"
     assert (use.layer, use.gathered, use.pair) == (2 * (2 * 64 + 3 * 8 * 48), 128, 0)
 
 
