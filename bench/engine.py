@@ -10,21 +10,16 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 
 from bench import engine_rows, overhead
-from bench.engine_cells import FULL, QUICK, Cell, Phase, Plan, arrivals, prompts
-from bench.engine_rows import MixedRow, Row
+from bench.engine_cells import FULL, QUICK, Plan
+from bench.engine_comparison import Comparison
 from bench.peers.environments import FOLDER, GGUF, LLAMA_CPP, MODEL, VLLM_CPU, Environment, PeerMissing, python_of
-from bench.peers.lines import Served, Settings
+from bench.peers.lines import Settings
 from bench.peers.process import PeerFailed, PeerProcess
 
-SETTLE_S = 0.3
-"""Between two engines: worker threads of the one spin for a moment after its last step."""
-MAX_STEPS = 24
-PROBE_STEPS = 2
 OVERHEAD_STEPS = 100
 
 
@@ -47,103 +42,34 @@ IMPLEMENTATIONS = (
 PEERS = tuple(one.name for one in IMPLEMENTATIONS[1:])
 
 
-@dataclass
-class Comparison:
-    """Runs a plan on the peers that are alive; one that fails leaves, with its reason in `missing`."""
-
-    plan: Plan
-    seed: int
-    peers: dict[str, PeerProcess]
-    missing: dict[str, str] = field(default_factory=dict)
-    rows: list[Row] = field(default_factory=list)
-    mixed: list[MixedRow] = field(default_factory=list)
-
-    def run(self) -> None:
-        filled = prompts(self.plan.fill_lengths(), self.seed)
-        for name in list(self.peers):
-            with self._surviving(name):
-                self.peers[name].fill(filled)
-        for cell in self.plan.cells:
-            if cell.phase is Phase.MIXED:
-                self._mixed(cell)
-            else:
-                self._cell(cell)
-
-    def _cell(self, cell: Cell) -> None:
-        steps = {name: self._probe(name, cell) for name in list(self.peers)}
-        figures: dict[str, list[float]] = {name: [] for name in steps}
-        for repeat in range(self.plan.repeats):
-            for name in self._order(repeat):
-                with self._surviving(name):
-                    figures[name].append(self._measure(name, cell, steps[name], repeat))
-        self.rows += [engine_rows.row(cell, name, figures[name]) for name in self.peers]
-
-    def _mixed(self, cell: Cell) -> None:
-        load = self.plan.load
-        served: dict[str, list[list[Served]]] = {name: [] for name in self.peers}
-        for repeat in range(self.plan.repeats):
-            for name in self._order(repeat):
-                with self._surviving(name):
-                    served[name].append(self.peers[name].replay(arrivals(load, self.seed + repeat)))
-        for name in self.peers:
-            self.rows.append(engine_rows.row(cell, name, [engine_rows.throughput(one) for one in served[name]]))
-            self.mixed.append(engine_rows.mixed_row(name, load.rate, served[name]))
-
-    def _order(self, repeat: int) -> list[str]:
-        names = list(self.peers)
-        first = repeat % max(len(names), 1)
-        return names[first:] + names[:first]
-
-    def _probe(self, name: str, cell: Cell) -> int:
-        """Steps that take the plan's time. Also warms the cell up."""
-        steps = PROBE_STEPS
-        with self._surviving(name):
-            rate = self._measure(name, cell, PROBE_STEPS, repeat=-1)
-            steps = round(self.plan.seconds * rate / cell.batch)
-        return max(PROBE_STEPS, min(MAX_STEPS, steps))
-
-    def _measure(self, name: str, cell: Cell, steps: int, repeat: int) -> float:
-        """Tokens a second."""
-        time.sleep(SETTLE_S)
-        if cell.phase is Phase.DECODE:
-            timed = self.peers[name].decode(prompts([cell.context + 1] * cell.batch, self.seed), steps)
-        else:
-            # A seed of its own: no engine may have seen this prompt.
-            fresh = prompts([cell.context], f"{self.seed} prefill {cell.context} {repeat}")
-            timed = self.peers[name].prefill(fresh[0])
-        return timed.tokens / timed.seconds
-
-    @contextmanager
-    def _surviving(self, name: str) -> Iterator[None]:
-        try:
-            yield
-        except PeerFailed as error:
-            self.missing[name] = str(error)
-            self.peers.pop(name).close()
-
-
-def compare(plan: Plan, names: Sequence[str], threads: int, seed: int) -> Comparison:
-    """Starts the engines named, one after the other, and ends them all."""
+def compare(plan: Plan, implementations: Sequence[Implementation], threads: int, seed: int) -> Comparison:
+    """Starts the engines, one after the other, and ends them all."""
+    FOLDER.mkdir(parents=True, exist_ok=True)
     cores = sorted(os.sched_getaffinity(0))[:threads]
     settings = Settings(str(MODEL), str(GGUF), threads, plan.max_requests, plan.cache_tokens, plan.max_context)
     comparison = Comparison(plan, seed, {})
     try:
-        for one in IMPLEMENTATIONS:
-            if one.name not in names:
-                continue
+        for one in implementations:
             try:
-                peer = PeerProcess(one.module, python_of(one.environment), FOLDER / f"{one.name}.log", settings, cores)
-                comparison.peers[one.name] = peer
-                peer.wait_ready()
+                comparison.peers[one.name] = _start(one, settings, cores)
             except (PeerMissing, PeerFailed) as error:
                 comparison.missing[one.name] = str(error)
-                if one.name in comparison.peers:
-                    comparison.peers.pop(one.name).close()
         comparison.run()
     finally:
         for peer in comparison.peers.values():
             peer.close()
     return comparison
+
+
+def _start(one: Implementation, settings: Settings, cores: Sequence[int]) -> PeerProcess:
+    """Loaded. Raises PeerMissing or PeerFailed."""
+    peer = PeerProcess(one.module, python_of(one.environment), FOLDER / f"{one.name}.log", settings, cores)
+    try:
+        peer.wait_ready()
+    except PeerFailed:
+        peer.close()
+        raise
+    return peer
 
 
 def main(argv: Sequence[str]) -> int:
@@ -167,10 +93,10 @@ def main(argv: Sequence[str]) -> int:
 
 def _compare(arguments: argparse.Namespace) -> None:
     peers = PEERS if arguments.peers == [] else arguments.peers or ()
-    FOLDER.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
     plan = QUICK if arguments.quick else FULL
-    comparison = compare(plan, [engine_rows.OURS, *peers], arguments.threads, arguments.seed)
+    implementations = [one for one in IMPLEMENTATIONS if one.name in (engine_rows.OURS, *peers)]
+    comparison = compare(plan, implementations, arguments.threads, arguments.seed)
     tables = (
         engine_rows.table(comparison.rows),
         engine_rows.mixed_table(comparison.mixed),

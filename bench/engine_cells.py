@@ -98,18 +98,18 @@ QUICK = Plan(
 )
 
 
-def prompts(lengths: list[int], seed: int | str) -> list[Prompt]:
+def prompts(lengths: list[int], seed: int | str, tokens: range = TOKENS) -> list[Prompt]:
     """Prompt i is the same beginning of the same tokens, whatever its length."""
-    return [_tokens(random.Random(f"{seed}/{index}"), length) for index, length in enumerate(lengths)]
+    return [_draw(random.Random(f"{seed}/{index}"), length, tokens) for index, length in enumerate(lengths)]
 
 
 def arrivals(load: Load, seed: int) -> list[Arrival]:
     rng, at, all_of_them = random.Random(f"arrivals {seed}"), 0.0, []
     for _ in range(load.requests):
-        all_of_them.append(Arrival(at, _tokens(rng, rng.randint(*load.prompt)), rng.randint(*load.new)))
+        all_of_them.append(Arrival(at, _draw(rng, rng.randint(*load.prompt), TOKENS), rng.randint(*load.new)))
         at += rng.expovariate(load.rate)
     return all_of_them
 
 
-def _tokens(rng: random.Random, count: int) -> Prompt:
-    return [rng.choice(TOKENS) for _ in range(count)]
+def _draw(rng: random.Random, count: int, tokens: range) -> Prompt:
+    return [rng.choice(tokens) for _ in range(count)]

@@ -6,7 +6,7 @@ from pathlib import Path
 from statistics import median, quantiles
 from time import monotonic_ns
 
-from bench.engine_cells import prompts
+from bench.engine_cells import TOKENS, prompts
 from engine.build import build_engine
 from engine.config import ContinuousBatchingConfig
 from engine.engine import Engine
@@ -56,9 +56,10 @@ class Overhead:
     overhead_p90: float
 
 
-def measure_overhead(model: Path, threads: int, seed: int, steps: int) -> Overhead:
-    """Batch and context as in the issue's decode cell; the cache is filled by a real prefill."""
-    blocks = BATCH * -(-(CONTEXT + WARM_STEPS + steps + 2) // PAGE_SIZE)
+def measure_overhead(model: Path, threads: int, seed: int, steps: int, tokens: range = TOKENS) -> Overhead:
+    """On a cache filled by a real prefill. `tokens`: ids that prompts are drawn from."""
+    new = WARM_STEPS + steps + BATCH * 2  # those prefilled first decode while the last ones wait
+    blocks = BATCH * -(-(CONTEXT + new) // PAGE_SIZE)
     batching = ContinuousBatchingConfig(
         page_size=PAGE_SIZE,
         num_blocks=blocks,
@@ -67,8 +68,7 @@ def measure_overhead(model: Path, threads: int, seed: int, steps: int) -> Overhe
         safety_margin=0.0,
     )
     engine = build_engine(EngineOptions(model, batching, threads), head=True)
-    new = WARM_STEPS + steps + BATCH * 2  # those prefilled first decode while the last ones wait
-    for index, prompt in enumerate(prompts([CONTEXT] * BATCH, seed)):
+    for index, prompt in enumerate(prompts([CONTEXT] * BATCH, seed, tokens)):
         engine.add(Request(f"r{index}", prompt, SamplingParams(max_new_tokens=new, ignore_eos=True)))
     while len(engine.step().tokens) < BATCH:
         assert engine.has_work, "the batch has ended before all of it decoded"

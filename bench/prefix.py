@@ -43,15 +43,15 @@ class Row:
     evictions: int
 
 
-def replay(trace: Sequence[TraceRequest], policy: EvictionPolicy, pool_blocks: int) -> Engine:
+def replay(trace: Sequence[TraceRequest], policy: EvictionPolicy, pool_blocks: int, live_at_once: int = LIVE) -> Engine:
     """The engine after the last request has ended."""
     longest = PAGE * max(len(one.hash_ids) for one in trace)
     engine = build_null(
         ContinuousBatchingConfig(
             page_size=PAGE,
             num_blocks=pool_blocks,
-            max_batch_tokens=max(longest, LIVE),
-            max_requests_per_batch=LIVE,
+            max_batch_tokens=max(longest, live_at_once),
+            max_requests_per_batch=live_at_once,
             eviction_policy=policy,
         )
     )
@@ -61,7 +61,7 @@ def replay(trace: Sequence[TraceRequest], policy: EvictionPolicy, pool_blocks: i
         for index, one in coming:
             engine.add(_request(f"r{index}", one))
             live += 1
-            if live == LIVE:
+            if live == live_at_once:
                 break
         if not live:
             return engine

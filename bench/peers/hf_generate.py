@@ -30,11 +30,11 @@ class Generate:
 
     def __init__(self, settings: Settings) -> None:
         torch.set_num_threads(settings.threads)
-        torch.set_grad_enabled(False)
         self._model = AutoModelForCausalLM.from_pretrained(settings.model, dtype=torch.float32)
         self._max_requests = settings.max_requests
         self._filled: list[tuple[torch.Tensor, torch.Tensor]] = []
 
+    @torch.inference_mode()
     def fill(self, prompts: Sequence[Prompt]) -> None:
         parts = []
         for at in range(0, len(prompts), FILL_AT_ONCE):
@@ -46,6 +46,7 @@ class Generate:
             for layer in zip(*parts, strict=True)
         ]
 
+    @torch.inference_mode()
     def decode(self, prompts: Sequence[Prompt], steps: int) -> Timed:
         """The clock starts at the first token, with the last prompt token computed."""
         rows, past = len(prompts), len(prompts[0]) - 1
