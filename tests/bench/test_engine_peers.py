@@ -63,6 +63,7 @@ def test_an_environment_is_ready_only_if_it_was_made_as_it_is_described(tmp_path
     assert not environment.is_ready
 
 
+@pytest.mark.slow
 def test_what_pip_says_is_why_an_environment_is_missing(tmp_path: Path) -> None:
     environment = Environment("peer", [["--no-index", "--no-cache-dir", "kvferry-has-no-such-peer"]], folder=tmp_path)
     with pytest.raises(PeerMissing, match="kvferry-has-no-such-peer"):
