@@ -2,7 +2,6 @@
 
 import mmap
 from collections.abc import Sequence
-from contextlib import suppress
 
 import torch
 
@@ -90,10 +89,7 @@ class CachePool:
 
 
 def _memory(size: int, device: str) -> torch.Tensor:
-    """Zeroed. On a CPU it is page-aligned memory of its own, of huge pages where the kernel has them."""
+    """Zeroed. On a CPU it is page-aligned memory of its own."""
     if device != "cpu":
         return torch.zeros(size, dtype=torch.uint8, device=device)
-    memory = mmap.mmap(-1, size)
-    with suppress(OSError):  # a kernel without transparent huge pages
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(memory, dtype=torch.uint8)
+    return torch.frombuffer(mmap.mmap(-1, size), dtype=torch.uint8)

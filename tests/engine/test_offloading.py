@@ -55,7 +55,7 @@ def test_p37_offloaded_and_fresh_requests_take_turns_once_a_request_has_left() -
 def test_what_is_cancelled_in_host_memory_is_dropped_there() -> None:
     h = three(8)
     h.steps(3)
-    store = h.engine._room._store
+    store = h.engine.offload
     assert store is not None and store.free == 6
     h.engine.abort("R2")
     h.step()

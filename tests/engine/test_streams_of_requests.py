@@ -217,7 +217,7 @@ def assert_at_rest(stream: Stream) -> None:
     engine.close()
     assert (engine.running, engine.waiting, engine.pages_quarantined) == (0, 0, 0)
     assert engine.pages_free == engine.pages_total
-    store = engine._room._store
+    store = engine.offload
     assert store is None or store.free == store.total
 
 
