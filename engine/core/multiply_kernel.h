@@ -9,19 +9,12 @@ enum {
     ROWS = 3,
     BLOCK = 64,    /* tokens */
     PORTION = 2048, /* inputs at most: three rows of them fit the nearest cache */
-    LINE = 16,     /* floats in a cache line */
 };
 
 /* Inputs begin..end. */
 typedef struct {
     long begin, end;
 } portion;
-
-INLINE void fetch(const float *from, long begin, long end)
-{
-    for (long i = begin / LINE * LINE; i < end; i += LINE)
-        __builtin_prefetch(from + i);
-}
 
 INLINE quad sum_each(vec a, vec b, vec c)
 {
@@ -32,7 +25,8 @@ INLINE quad sum_each(vec a, vec b, vec c)
     return sum;
 }
 
-INLINE void multiply_tile(const kf_product *p, portion part, long token, const int tokens, long row, const int rows)
+INLINE void multiply_tile(const kf_product *p, portion part, long token, const int tokens, long row, const int rows,
+                          const float *ahead, int fetched)
 {
     const long stride = p->inputs;
     const float *input = p->input + token * stride, *weight = p->weight + row * stride;
@@ -40,6 +34,8 @@ INLINE void multiply_tile(const kf_product *p, portion part, long token, const i
     vec sum[TOKENS][ROWS] = {0};
     for (long k = part.begin; k < part.end; k += LANES) {
         vec w[ROWS];
+        for (int j = 0; j < fetched; j++)
+            __builtin_prefetch(ahead + j * stride + k);
         for (int j = 0; j < rows; j++)
             w[j] = load(weight + j * stride + k);
         for (int i = 0; i < tokens; i++) {
@@ -56,28 +52,29 @@ INLINE void multiply_tile(const kf_product *p, portion part, long token, const i
 }
 
 /* Returns how many tokens it took. */
-INLINE int multiply_some(const kf_product *p, portion part, int token, int end, int row, const int rows)
+INLINE int multiply_some(const kf_product *p, portion part, int token, int end, int row, const int rows,
+                         const float *ahead, int fetched)
 {
     int left = end - token, taken = left >= 4 ? 4 : left >= 2 ? 2 : 1;
     if (taken == 4)
-        multiply_tile(p, part, token, 4, row, rows);
+        multiply_tile(p, part, token, 4, row, rows, ahead, fetched);
     else if (taken == 2)
-        multiply_tile(p, part, token, 2, row, rows);
+        multiply_tile(p, part, token, 2, row, rows, ahead, fetched);
     else
-        multiply_tile(p, part, token, 1, row, rows);
+        multiply_tile(p, part, token, 1, row, rows, ahead, fetched);
     return taken;
 }
 
-/* Tokens first..last. `next`: the inputs of as many rows behind these are fetched meanwhile, each tile its share. */
+/* Tokens first..last. The `next` rows behind these are fetched meanwhile: one by each tile, more where tiles are few. */
 INLINE void multiply_block(const kf_product *p, portion part, int first, int last, int row, const int rows, int next)
 {
-    const float *behind = p->weight + (long)(row + rows) * p->inputs;
-    int length = part.end - part.begin, share = (length * TOKENS + last - first - 1) / (last - first);
-    for (int token = first, from = part.begin; token < last; from += share) {
-        int to = from + share < part.end ? from + share : part.end;
-        for (int j = 0; j < next; j++)
-            fetch(behind + (long)j * p->inputs, from, to);
-        token += multiply_some(p, part, token, last, row, rows);
+    const float *ahead = p->weight + (long)(row + rows) * p->inputs;
+    int each = last - first > 2 * TOKENS ? 1 : last - first > TOKENS ? 2 : ROWS;
+    for (int token = first; token < last;) {
+        int fetched = next < each ? next : each;
+        token += multiply_some(p, part, token, last, row, rows, ahead, fetched);
+        ahead += (long)fetched * p->inputs;
+        next -= fetched;
     }
 }
 
