@@ -8,6 +8,8 @@ from tqdm import tqdm
 from engine.batch_run import Totals
 from engine.engine import Engine
 
+BAR = "{percentage:3.0f}% |{bar}| {n_fmt}/{total_fmt} prompts [{elapsed}<{remaining}{postfix}]"
+
 
 class BatchProgress:
     """On standard error: a bar while it is a terminal, and a line of totals. Nothing where `quiet`."""
@@ -15,12 +17,13 @@ class BatchProgress:
     def __init__(self, engine: Engine, lines: int, quiet: bool) -> None:
         self._engine = engine
         self._quiet = quiet
-        self._bar = tqdm(total=lines, unit=" prompts", disable=True if quiet else None)
+        self._bar = tqdm(total=lines, bar_format=BAR, disable=True if quiet else None)
         self._began = time.monotonic()
 
     def show(self, totals: Totals) -> None:
         self._bar.set_postfix_str(f"{self._per_second(self._engine.counters.tokens)} tokens/s", refresh=False)
         self._bar.update(totals.lines - self._bar.n)
+        self._bar.refresh()
 
     def close(self, totals: Totals) -> None:
         self._bar.close()

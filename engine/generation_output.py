@@ -1,6 +1,6 @@
 """What a user asks of the offline face, and what he gets: records that never change."""
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import NamedTuple
 
 from engine.request import Request, RequestStatus
@@ -8,7 +8,7 @@ from protocol.messages import FinishReason
 from protocol.sampling import SamplingParams
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class GenerationRequest:
     """`request_id`: None for one that the manager makes up. `n`: sequences wanted; the further ones are requests of
     their own, named `<id>__child#<i>`. `priority`: lower ones are admitted first. `cache_salt`: only requests of the
@@ -17,6 +17,7 @@ class GenerationRequest:
 
     prompt_ids: list[int]
     sampling: SamplingParams
+    _: KW_ONLY
     request_id: str | None = None
     n: int = 1
     priority: int = 0
