@@ -218,7 +218,8 @@ class DecodeNode:
         return None if self._router.registered else "not registered with a router"
 
     def _gauges(self) -> Mapping[str, float]:
-        return {**self._held(), **as_metrics(self._pump.fabric_gauges)}
+        cached = {"pages_cached": self._engine.pages_cached}
+        return {**self._held(), **cached, **as_metrics(self._pump.fabric_gauges)}
 
     def _held(self) -> Mapping[str, float]:
         engine, receiver = self._engine, self._receiver
@@ -241,6 +242,7 @@ class DecodeNode:
             "transfers": self._receiver.counters,
             "control": self._control.counters,
             "engine": self._engine.counters,
+            "prefix": self._engine.prefix_counters,
             "fabric": self._pump.fabric_counters,
         }
 

@@ -19,7 +19,7 @@ from engine.limits import Limits
 from engine.lives import Lives
 from engine.offload import OffloadStore
 from engine.outputs import EngineListener, StepOutput
-from engine.prefix_cache import PrefixCache
+from engine.prefix_cache import PrefixCache, PrefixCounters
 from engine.prefix_lookup import PrefixLookup
 from engine.progress import ProgressWord
 from engine.request import Owner, Request, RequestStatus
@@ -123,6 +123,11 @@ class Engine:
     def pages_cached(self) -> int:
         """Free, but holding a prefix that may be hit."""
         return self.prefix.initialised if self.prefix else 0
+
+    @property
+    def prefix_counters(self) -> PrefixCounters:
+        """All 0 where nothing is shared."""
+        return self.prefix.counters if self.prefix else PrefixCounters()
 
     @property
     def pages_quarantined(self) -> int:

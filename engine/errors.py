@@ -11,7 +11,7 @@ EngineError
 |  |- UnsupportedModel      this engine cannot run it correctly
 |  `- IncompleteModel       files are missing
 |- ForwardFailed            fail the requests of that batch
-    |- PoisonBroken             a bug: somebody wrote to a free page
+|- PoisonBroken             a bug: somebody wrote to a free page
 |- KernelsUnavailable       run the slower path in torch, or compile the extension
 |- LoopPaused               leave the pause first
 `- LoopStopped              the engine's thread has ended; restart the node

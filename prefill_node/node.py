@@ -171,7 +171,8 @@ class PrefillNode:
         return None if self._router.registered else "not registered with a router"
 
     def _gauges(self) -> Mapping[str, float]:
-        return {**self._held(), **as_metrics(self._pump.fabric_gauges)}
+        cached = {"pages_cached": self._engine.pages_cached}
+        return {**self._held(), **cached, **as_metrics(self._pump.fabric_gauges)}
 
     def _held(self) -> Mapping[str, float]:
         engine, sender = self._engine, self._sender
@@ -191,6 +192,7 @@ class PrefillNode:
             "control": self._control.counters,
             "peers": self._peers.counters,
             "engine": self._engine.counters,
+            "prefix": self._engine.prefix_counters,
             "fabric": self._pump.fabric_counters,
         }
 
