@@ -42,9 +42,17 @@ class Heads:
 
     def split(self, packed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Views of queries, keys and values, heads first."""
-        heads = packed.view(len(packed), self.queries + 2 * self.keys, self.head_dim).transpose(0, 1)
-        placed = self.queries + self.keys
-        return heads[: self.queries], heads[self.queries : placed], heads[placed:]
+        keys, values = self.queries, self.queries + self.keys
+        return (
+            self._view(packed, 0, self.queries),
+            self._view(packed, keys, self.keys),
+            self._view(packed, values, self.keys),
+        )
+
+    def _view(self, packed: torch.Tensor, first: int, count: int) -> torch.Tensor:
+        """One call: chains of views cost a decode more than its norms do."""
+        tokens, width = packed.shape
+        return packed.as_strided((count, tokens, self.head_dim), (self.head_dim, width, 1), first * self.head_dim)
 
 
 class DenseKernels:
@@ -61,7 +69,7 @@ class DenseKernels:
         return ("portable", "avx2", "avx512")[self._variant]
 
     def multiply(self, x: torch.Tensor, linear: Linear) -> torch.Tensor:
-        output = x.new_empty(len(x), linear.outputs)
+        output = x.new_empty(x.shape[0], linear.outputs)
         self._multiply(x, linear, output, add=False)
         return output
 
@@ -70,24 +78,24 @@ class DenseKernels:
 
     def normalise(self, x: torch.Tensor, norm: RMSNorm) -> torch.Tensor:
         output = torch.empty_like(x)
-        self._lib.kf_normalise(norm.description, x.data_ptr(), len(x), output.data_ptr(), *self._how())
+        self._lib.kf_normalise(norm.description, x.data_ptr(), x.shape[0], output.data_ptr(), *self._how())
         return output
 
     def place(self, packed: torch.Tensor, heads: Heads, cosines: torch.Tensor, sines: torch.Tensor) -> None:
         """In place: norms of single heads, then rotary positions, on queries and keys. `cosines` and `sines`
         `[T, head_dim]`."""
         addresses = packed.data_ptr(), cosines.data_ptr(), sines.data_ptr()
-        self._lib.kf_place_heads(heads.description, *addresses, len(packed), *self._how())
+        self._lib.kf_place_heads(heads.description, *addresses, packed.shape[0], *self._how())
 
     def gate(self, x: torch.Tensor) -> torch.Tensor:
         """silu(left half) * right half, of each row."""
         width = x.shape[1] // 2
-        output = x.new_empty(len(x), width)
-        self._lib.kf_gate(x.data_ptr(), width, len(x), output.data_ptr(), *self._how())
+        output = x.new_empty(x.shape[0], width)
+        self._lib.kf_gate(x.data_ptr(), width, x.shape[0], output.data_ptr(), *self._how())
         return output
 
     def _multiply(self, x: torch.Tensor, linear: Linear, output: torch.Tensor, add: bool) -> None:
-        self._lib.kf_multiply(linear.description, x.data_ptr(), len(x), output.data_ptr(), add, *self._how())
+        self._lib.kf_multiply(linear.description, x.data_ptr(), x.shape[0], output.data_ptr(), add, *self._how())
 
     def _how(self) -> tuple[int, int]:
         return torch.get_num_threads(), self._variant
