@@ -3,7 +3,7 @@
 Times are CPU time of the engine's thread: what others do on the machine does not count.
 
 A decode step is schedule, assemble and update, with prefix sharing, offload space, a safety margin and stop tokens on,
-and pages so small that requests complete one every 16 steps. Beside it, step by step in the same run, transformers'
+and pages so small that requests complete one every 16 steps. Beside it, in turns in the same run, transformers'
 continuous batching without its tensors: schedule and update alone, with the same requests.
 
 An admission is a prompt of 4,096 tokens from `add` to the end of the step that schedules all of it: checked, hashed,
@@ -28,6 +28,8 @@ PEER = "transformers"
 ADMITTED = 4096
 ADMISSION_PAGES = (16, 64, 256)
 WARM_STEPS = 20
+TURN_STEPS = 50
+"""Of one engine before the next one's turn: engines push each other's data out of the CPU's caches."""
 
 
 class Stepping(Protocol):
@@ -71,17 +73,21 @@ class KvferrySteps:
 
 def decode_rows(batch: int, steps: int, peer: Callable[[int, int], Stepping] | None) -> list[Row]:
     """All engines at one batch, taking turns."""
-    room = WARM_STEPS + steps + CONTEXT
+    room = WARM_STEPS + steps + TURN_STEPS + CONTEXT
     engines: dict[tuple[str, str], Stepping] = {("kvferry", s): KvferrySteps(batch, s, room) for s in SCHEDULERS}
     if peer is not None:
         engines[PEER, SCHEDULERS[0]] = peer(batch, room)
+    for engine in engines.values():
+        _run(engine, WARM_STEPS)
     times: dict[tuple[str, str], list[int]] = {key: [] for key in engines}
-    for step in range(WARM_STEPS + steps):
+    for _ in range(0, steps, TURN_STEPS):
         for key, engine in engines.items():
-            elapsed = engine.step()
-            if step >= WARM_STEPS:
-                times[key].append(elapsed)
+            times[key] += _run(engine, min(TURN_STEPS, steps))
     return [Row(batch, *key, *_percentiles(values)) for key, values in times.items()]
+
+
+def _run(engine: Stepping, steps: int) -> list[int]:
+    return [engine.step() for _ in range(steps)]
 
 
 def admission_rows(page_size: int, repeats: int) -> list[AdmissionRow]:
