@@ -18,6 +18,7 @@ from engine.loop import EngineLoop
 from fabric.api import MemoryRegion, TransferEngine
 from kv_messenger.attempts import Arrival, Fetch
 from kv_messenger.peers import Introduction
+from kv_messenger.plan import page_advice
 from kv_messenger.pump import Pump, as_metrics
 from kv_messenger.receiver import Receiver
 from protocol import PROTOCOL_VERSION
@@ -152,6 +153,8 @@ class DecodeNode:
         self._loop.start()
         self._control.start()
         self._control.post(lambda: self._router.dial(self._membership.router))
+        if advice := page_advice(self._engine.layout):
+            event(log, "pages are small", logging.WARNING, advice=advice)
         event(log, "decode node started", instance=self._membership.instance, status=self._pages.address)
 
     def drain(self, grace_s: float) -> bool:
@@ -174,6 +177,7 @@ class DecodeNode:
         self._loop.stop()
         self._pages.close()
         self._gates.close()
+        self._engine.close()
 
     # ---- what others see ----
 

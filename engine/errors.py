@@ -50,7 +50,7 @@ class ModelRefused(EngineError):
     """The model directory cannot be served."""
 
 
-class UnsupportedModel(ModelRefused):
+class UnsupportedModel(ModelRefused, ValueError):
     """The model has something that this engine would compute wrongly."""
 
 

@@ -18,6 +18,16 @@ from fabric.api import MemoryRegion, PageWrites, RemoteRegion
 from protocol.layout import KVLayout
 from protocol.ticket import TransferTicket
 
+BUSY_PAGE_BYTES = 16 << 10
+"""Below it a NIC spends more of its time on starting writes than on bytes."""
+
+
+def page_advice(layout: KVLayout) -> str | None:
+    """What to change about the size of pages, or None."""
+    if layout.page_bytes >= BUSY_PAGE_BYTES:
+        return None
+    return f"a page is {layout.page_bytes} bytes, each is one write: raise --page-size until it is {BUSY_PAGE_BYTES}"
+
 
 def refuse_pair(source: KVLayout, target: KVLayout) -> str | None:
     """Why pages of `source` cannot be written into `target`, or None if they can."""

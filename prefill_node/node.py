@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from engine.engine import Engine
 from engine.loop import EngineLoop
 from fabric.api import MemoryRegion, TransferEngine
+from kv_messenger.plan import page_advice
 from kv_messenger.pump import Pump, as_metrics
 from kv_messenger.sender import Sender, SenderCounters
 from prefill_node.engine_port import ChunkAnnouncer, PrefillEngine
@@ -102,6 +103,8 @@ class PrefillNode:
         self._control_address = self._peers.bind(f"tcp://{self._membership.host}:{self._port}")
         self._control.start()
         self._control.post(lambda: self._router.dial(self._membership.router))
+        if advice := page_advice(self._engine.layout):
+            event(log, "pages are small", logging.WARNING, advice=advice)
         event(log, "prefill node started", instance=self._membership.instance, control=self._control_address)
 
     def drain(self, grace_s: float) -> bool:
@@ -123,6 +126,7 @@ class PrefillNode:
         self._pump.close()
         self._pages.close()
         self._gates.close()
+        self._engine.close()
 
     # ---- what others see ----
 

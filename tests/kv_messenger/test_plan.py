@@ -1,13 +1,15 @@
 """The plan against a byte-for-byte model: numpy pools, and writes applied by the formula of `PageWrites`."""
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fabric.api import PageWrites
-from kv_messenger.plan import expected_writes, pages_to_move, refuse_pair
+from kv_messenger.plan import expected_writes, page_advice, pages_to_move, refuse_pair
 from kv_messenger.sender_transfer import Arm, Chunk, SenderTransfer
+from protocol.layout import KVLayout
 from tests.kv_messenger.builders import IMMEDIATE, KEY, layout, plan
 
 POOL_BLOCKS = 64
@@ -111,3 +113,10 @@ def test_unequal_layouts_are_refused_with_both_sides_named() -> None:
     reason = refuse_pair(layout(page_size=16), layout(page_size=64)) or ""
     assert "page_size=16" in reason and "page_size=64" in reason
     assert refuse_pair(layout(), layout()) is None
+
+
+def test_pages_too_small_for_a_nic_are_advised_against() -> None:
+    small = KVLayout(layers=2, kv_heads=3, page_size=4, head_dim=64, dtype="float32")
+    advice = page_advice(small)
+    assert advice is not None and "6144 bytes" in advice and "--page-size" in advice
+    assert page_advice(msgspec.structs.replace(small, page_size=16)) is None
