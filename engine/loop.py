@@ -73,7 +73,8 @@ class EngineLoop:
     @contextmanager
     def pause(self, timeout_s: float = STEP_S) -> Iterator[None]:
         """Park the loop between steps: inside the `with` no step runs and no submitted call. From any thread but the
-        engine's own; several may hold it, each more than once, and the last one out lets it go on.
+        engine's own; several may hold it, each more than once, and the last one out lets it go on. The last forward of
+        an asynchronous engine may still be under way.
 
         A loop that has ended, or not yet started, is parked. Raises TimeoutError if a step does not end in time.
         """

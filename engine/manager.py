@@ -77,11 +77,10 @@ class ContinuousBatchingManager:
         if self._loop.paused_by_caller:
             raise LoopPaused("stopping would wait for the caller's own pause: leave it first")
         self._accept_nothing()
-        if mode is StopMode.HARD:
-            with suppress(LoopStopped):
-                self._loop.post(self._abandon)
-        elif self.alive and not self._live.wait_none(timeout_s):
+        if mode is StopMode.SOFT and self.alive and not self._live.wait_none(timeout_s):
             raise TimeoutError(f"{len(self._live)} requests have not finished within {timeout_s} s")
+        with suppress(LoopStopped):
+            self._loop.post(self._empty)
         self._loop.stop()
         self._live.fail_all(self._why_ended())
 
@@ -229,8 +228,8 @@ class ContinuousBatchingManager:
         self._accept_nothing()
         self._live.fail_all(self._why_ended())
 
-    def _abandon(self, engine: Engine) -> None:
-        """Leaves the engine empty, with nothing to report."""
+    def _empty(self, engine: Engine) -> None:
+        """Fail what is left, and run until the engine has nothing to report and no forward under way."""
         for request_id in self._live.fail_all(self._why_ended()):
             engine.abort(request_id)
         while engine.has_work:

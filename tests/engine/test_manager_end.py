@@ -16,9 +16,9 @@ from tests.engine.managing import CANCELLED, DEADLINE_S, FAILED, FINISHED, Gate,
 from tests.engine.traces import Harness
 
 
-@pytest.fixture
-def harness() -> Harness:
-    return Harness(emit=positions)
+@pytest.fixture(params=[False, True], ids=["sync", "async"])
+def harness(request: pytest.FixtureRequest) -> Harness:
+    return Harness(emit=positions, asynchronous=request.param)
 
 
 class Fault(BaseException):
@@ -91,7 +91,7 @@ def test_a_hard_stop_fails_what_runs_what_waits_and_what_never_came(harness: Har
         waited = getter.result(DEADLINE_S)
     first = result(manager, "A")
     assert waited is not None
-    assert (first.status, first.generated_ids[:3]) == (FAILED, (4, 5, 6))
+    assert (first.status, first.generated_ids[:2]) == (FAILED, (4, 5))
     assert waited.status is FAILED
     assert first.error == waited.error == "the engine was stopped"
     assert list(manager.results()) == []
@@ -140,7 +140,8 @@ def test_b08_a_dead_engine_fails_the_living_wakes_the_waiting_and_refuses_the_ne
         other = getter.result(DEADLINE_S)
     assert other is not None
     for output in (last, other):
-        assert (output.status, output.generated_ids) == (FAILED, (4, 5))
+        assert output.status is FAILED
+        assert output.generated_ids in {(4, 5), (4,)}  # asynchronously, the second was not taken in yet
         assert output.error is not None and "Fault: no way on" in output.error
     manager.stop()
     assert isinstance(manager.error, Fault) and not manager.alive
@@ -185,10 +186,11 @@ def test_latent_3_a_request_that_outgrows_the_cache_fails_alone() -> None:
     assert small.status is FINISHED
 
 
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
 @pytest.mark.parametrize("end", ["soft", "hard", "death"])
-def test_every_request_ends_exactly_once_whatever_happens(seed: int, end: str) -> None:
+def test_every_request_ends_exactly_once_whatever_happens(seed: int, end: str, asynchronous: bool) -> None:
     """Four threads submit, cancel and read; meanwhile the manager is paused, stopped, or dies."""
-    harness = Harness(num_blocks=12, emit=positions, host_blocks=6, max_queue_size=3)
+    harness = Harness(num_blocks=12, emit=positions, host_blocks=6, asynchronous=asynchronous, max_queue_size=3)
     if end == "death":
         harness.runner.on_run = on_forward(30, Fault())
     manager = ContinuousBatchingManager(harness.engine)
