@@ -7,6 +7,7 @@ by repeat: where their spread reaches over 1 it is a tie. Read ratios: figures s
 
 import argparse
 import json
+import logging
 import os
 import sys
 import time
@@ -79,12 +80,13 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument(
         "--peers", nargs="*", choices=PEERS, metavar="NAME", help=f"beside which engines (no name: all): {PEERS}"
     )
-    parser.add_argument("--quick", action="store_true", help="fewer and smaller cells")
+    parser.add_argument("--quick", action="store_true", help="fewer and smaller cells: minutes instead of half an hour")
     parser.add_argument("--overhead", action="store_true", help="only what the engine adds to its forward, at batch 8")
     parser.add_argument("--threads", type=int, default=2, help="threads and cores of every engine (default: 2)")
     parser.add_argument("--seed", type=int, default=0, help="of prompts and arrivals (default: 0)")
     parser.add_argument("--json", action="store_true", help="no table")
     arguments = parser.parse_args(argv)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     if arguments.overhead:
         one = overhead.measure_overhead(MODEL, arguments.threads, arguments.seed, OVERHEAD_STEPS)
         _print({"overhead": asdict(one)}, overhead.table(one), arguments.json)

@@ -85,14 +85,14 @@ def _decode(*shapes: tuple[int, int]) -> tuple[Cell, ...]:
 FULL = Plan(
     decode=_decode((1, 512), (8, 512), (32, 512), (1, 1024), (8, 1024), (32, 1024)),
     prefill=(Cell(Phase.PREFILL, 1, 512), Cell(Phase.PREFILL, 1, 2048)),
-    load=Load(rate=0.8, requests=16),
+    load=Load(rate=1.0, requests=12),
     repeats=3,
-    seconds=2.5,
+    seconds=2.0,
 )
 QUICK = Plan(
     decode=_decode((1, 512), (8, 512)),
     prefill=(Cell(Phase.PREFILL, 1, 512),),
-    load=Load(rate=0.8, requests=8),
+    load=Load(rate=1.0, requests=8),
     repeats=3,
     seconds=1.5,
 )

@@ -1,5 +1,6 @@
 """One plan, run on several engines that take turns."""
 
+import logging
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +16,8 @@ SETTLE_S = 0.3
 """Between two engines: worker threads of the one spin for a moment after its last step."""
 MAX_STEPS = 24
 PROBE_STEPS = 2
+
+log = logging.getLogger("kvferry.bench")
 
 
 @dataclass
@@ -32,9 +35,11 @@ class Comparison:
     def run(self) -> None:
         filled = prompts(self.plan.fill_lengths(), self.seed)
         for name in list(self.peers):
+            log.info("filling %s with %d tokens", name, sum(map(len, filled)))
             with self._surviving(name):
                 self.peers[name].fill(filled)
         for cell in self.plan.cells:
+            log.info("%s: batch %d, context %d", cell.phase, cell.batch, cell.context)
             if cell.phase is Phase.MIXED:
                 self._mixed(cell)
             else:
