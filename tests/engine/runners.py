@@ -70,7 +70,6 @@ class Bench:
         self.backend = self.attention(loaded)
         self.progress = ProgressWord()
         self.model = BoundModel(loaded.model, self.backend, self.progress)
-        self.tables: list[list[int]] = []
         self._pages = pages
 
     def attention(self, loaded: LoadedModel) -> Any:
@@ -83,7 +82,6 @@ class Bench:
             chunks = [self.pool.take() for _ in range(-(-self._pages // per_chunk))]
             blocks = [chunk * per_chunk + i for chunk in chunks for i in range(per_chunk)]
             tables.append(blocks[::2] + blocks[1::2])
-        self.tables += tables
         return RunSequence(request_id, list(prompt), tables, params)
 
 

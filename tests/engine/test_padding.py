@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.cache_pool import POISON_BYTE
@@ -14,6 +14,7 @@ from engine.model_runner import ModelRunner
 from engine.padding import Padding, is_decode, power_of_two, round_up
 from tests.engine.runners import GREEDY, Bench, RunSequence, batch
 from tests.engine.tiny_models import greedy, prompt_of
+from tests.tiny_model import save_weights
 
 WINDOW = 8
 HYBRID = CacheGeometry(
@@ -90,6 +91,7 @@ def test_keys_of_prompts_tell_how_many_rows_of_logits_there_are() -> None:
     assert (none, one, three) == (0, 1, 4)
 
 
+@settings(max_examples=40)
 @given(st.lists(st.tuples(st.integers(0, 3000), st.integers(1, 60)), min_size=1, max_size=8), st.integers(1, 70))
 def test_padding_adds_rows_of_the_sink_behind_the_real_ones(rows: list[tuple[int, int]], interval: int) -> None:
     real = ForwardBatch([row(start, count) for start, count in rows])
@@ -132,16 +134,18 @@ def sink_blocks(bench: Bench) -> slice:
 
 
 @pytest.mark.parametrize("poison", [False, True])
-def test_p16_padded_rows_change_no_result_and_write_to_the_sink_alone(tiny_llama: Path, poison: bool) -> None:
-    bench = Bench(tiny_llama)
+@pytest.mark.parametrize("family", ["llama", "gemma3_text"])
+def test_p16_padded_rows_change_no_result_and_write_to_the_sink_alone(
+    tmp_path: Path, family: str, poison: bool
+) -> None:
+    directory = save_weights(tmp_path / family, family)
+    bench = Bench(directory)
     shapes = Padding(bench.geometry, max_tokens=64, max_requests=6, cache_tokens=1000, q_interval=16)
     for sequence in run_padded(bench, shapes, poison):
         prompt = sequence.tokens[: sequence.prompt_length]
-        assert sequence.generated == greedy(tiny_llama, prompt, len(sequence.generated)), sequence.id
-    pages = bench.pool.pages(0)
-    per_chunk = bench.geometry.blocks_per_chunk[0]
-    assert not pages[READ_PADDING_CHUNK * per_chunk : per_chunk].any(), "always zero"
-    used = {block for table in bench.tables for block in table}
-    for block in set(range(2 * per_chunk, len(pages))) - used:
-        assert (bench.pool.raw_blocks(0)[block] == POISON_BYTE).all(), f"block {block} belongs to nobody"
-    assert not pages[per_chunk].isnan().all(), "the padded rows' KV went there"
+        assert sequence.generated == greedy(directory, prompt, len(sequence.generated)), sequence.id
+    assert not bench.pool.pages(0)[sink_blocks(bench)].isnan().all(), "the padded rows' KV went there"
+    chunks = bench.pool.raw_blocks(0).reshape(-1, bench.geometry.chunk_bytes)
+    assert not chunks[READ_PADDING_CHUNK].any(), "always zero"
+    assert bench.pool.free_chunks
+    assert (chunks[bench.pool.free_list()] == POISON_BYTE).all(), "what belongs to nobody is as it was"

@@ -10,6 +10,8 @@ from engine.cuda import installed_kernels
 from tests.engine import fake_flashinfer
 from tests.tiny_model import save_weights
 
+COMPILING_S = 400
+"""FlashInfer compiles its kernels when they are first asked for."""
 WARN = pytest.mark.filterwarnings("default")
 """Of other people's code on devices that we do not have at hand, a warning is not our error."""
 
@@ -19,6 +21,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.gpu)
             item.add_marker(WARN)
+            item.add_marker(pytest.mark.timeout(COMPILING_S))
 
 
 @pytest.fixture(autouse=True)

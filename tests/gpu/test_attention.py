@@ -32,23 +32,21 @@ def test_plain_torch_computes_there_what_it_computes_on_a_cpu(groups: tuple[Laye
 
 
 @pytest.mark.parametrize("groups", [FULL, HYBRID])
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("page_size", [8, 16])
 @pytest.mark.parametrize(("heads", "kv_heads"), [(2, 2), (8, 2), (6, 2), (8, 1)])
 @pytest.mark.parametrize("scores", [SCORES, AttentionScores(0.2, softcap=3.0)])
 def test_flashinfer_computes_what_plain_torch_does(
     flashinfer: Any,
     groups: tuple[LayerGroup, ...],
-    dtype: DType,
     page_size: int,
     heads: int,
     kv_heads: int,
     scores: AttentionScores,
 ) -> None:
-    """Pages are NaN until written, and K and V are strided views."""
-    cases = Cases(geometry(groups, dtype, page_size, kv_heads), heads, seed=heads, device="cuda")
+    """Pages are NaN until written, and K and V are strided views. One dtype: each costs minutes of compiling."""
+    cases = Cases(geometry(groups, "float16", page_size, kv_heads), heads, seed=heads, device="cuda")
     flash = FlashInferAttention(cases.cache(), heads, scores, flashinfer)
-    wanted = cases.outputs(TorchPagedAttention(cases.cache(), DTYPES[dtype]), scores)
+    wanted = cases.outputs(TorchPagedAttention(cases.cache(), torch.float16), scores)
     assert_close(on_cpu(cases.outputs(flash, scores)), on_cpu(wanted))
 
 
