@@ -44,9 +44,9 @@ class Lifespan(NamedTuple):
     ended: float | None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class GenerationOutput:
-    """One request as it was at one moment. All times are in seconds of `time.monotonic`.
+class GenerationOutput(NamedTuple):
+    """One request as it was at one moment: a tuple, since a stream makes one for every token. All times are in seconds
+    of `time.monotonic`.
 
     `generated_ids`: all so far, an end token included. `logprobs`: one per generated token, None unless asked for.
     `status`: FINISHED, FAILED or CANCELLED in the one terminal output, DECODING in those of a stream before it.
