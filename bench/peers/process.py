@@ -15,7 +15,7 @@ from bench.peers.lines import Arrival, Prompt, Served, Settings, Timed
 
 ROOT = Path(__file__).resolve().parents[2]
 LOAD_S = 300.0
-ANSWER_S = 900.0
+ANSWER_S = 1800.0
 END_S = 20.0
 
 
