@@ -9,6 +9,7 @@ enum {
     SHARES = 6,             /* of each thread: one that was held up leaves its last ones to the others */
     GROUPS = 16,            /* at most, in a share of a product */
     GROUP = 3,              /* rows of weights that a kernel takes at once */
+    STRETCH = 256,          /* tokens that stay in the outer cache while all weights pass by */
 };
 
 #ifdef __x86_64__
@@ -40,16 +41,28 @@ static int share_of(int outputs, int threads)
     return GROUP * (groups < GROUPS ? groups : GROUPS);
 }
 
+/* Tokens first... of a product, a stretch of them at most. */
+static kf_product stretch_of(kf_product product, int first)
+{
+    product.input += (int64_t)first * product.inputs;
+    product.output += (int64_t)first * product.outputs;
+    product.tokens = product.tokens - first < STRETCH ? product.tokens - first : STRETCH;
+    return product;
+}
+
 void kf_multiply(const kf_linear *linear, uint64_t input, int tokens, uint64_t output, int add, int threads,
                  int variant)
 {
-    kf_product product = {at(input),       at(linear->weight), at(linear->bias), at(output),
-                          linear->inputs, linear->outputs,    tokens,           add};
+    kf_product whole = {at(input),       at(linear->weight), at(linear->bias), at(output),
+                        linear->inputs, linear->outputs,    tokens,           add};
     const kf_dense_rows *rows = rows_of(variant, linear->inputs);
     int outputs = linear->outputs, share = share_of(outputs, threads), workers = team(threads, outputs, linear->inputs);
-#pragma omp parallel for schedule(dynamic) num_threads(workers) if (workers > 1)
-    for (int begin = 0; begin < outputs; begin += share)
-        rows->multiply(&product, begin, begin + share < outputs ? begin + share : outputs);
+#pragma omp parallel for collapse(2) schedule(dynamic) num_threads(workers) if (workers > 1)
+    for (int first = 0; first < tokens; first += STRETCH)
+        for (int begin = 0; begin < outputs; begin += share) {
+            kf_product product = stretch_of(whole, first);
+            rows->multiply(&product, begin, begin + share < outputs ? begin + share : outputs);
+        }
 }
 
 void kf_normalise(const kf_norm *norm, uint64_t input, int tokens, uint64_t output, int threads, int variant)
