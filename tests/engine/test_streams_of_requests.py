@@ -77,7 +77,8 @@ class Arrival:
     remote: int | None
 
     def prompt(self, index: int) -> list[int]:
-        common = [(self.family * 31 + i * 7) % VOCAB for i in range(self.length * 3 // 4)]
+        """The common part repeats itself: pages of equal content, behind other prefixes."""
+        common = [(self.family * 31 + i % 8) % VOCAB for i in range(self.length * 3 // 4)]
         return common + [(index * 13 + i * 5) % VOCAB for i in range(self.length - len(common))]
 
 
