@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return generate(options)
     except KeyboardInterrupt:
         return INTERRUPTED
-    except (EngineError, OSError, MemoryError) as error:
+    except (EngineError, OSError, MemoryError, ValueError) as error:
         sys.stderr.write(f"{PROGRAM}: {error}\n")
         return 1
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from engine.options import EngineOptions, add_engine_options, engine_options_from
+from engine.options import EngineOptions, add_device_options, add_engine_options, engine_options_from
 from protocol.sampling import SamplingParams
 
 PROGRAM = "kvferry generate"
@@ -38,6 +38,7 @@ def parse_options(argv: Sequence[str]) -> GenerateOptions:
     parser.add_argument("--output", required=True, metavar="FILE", help="results, likewise; - for stdout")
     parser.add_argument("--quiet", action="store_true", help="no progress bar and no line of totals")
     add_engine_options(parser)
+    add_device_options(parser)
     _add_sampling_options(parser)
     arguments = parser.parse_args(argv)
     source, target = _path(arguments.input), _path(arguments.output)

@@ -144,7 +144,7 @@ class CacheManager:
         return self._fit(missing)
 
     def hold(self, owner: Owner, tokens: int, hits: Sequence[int] = ()) -> int:
-        """Ask `can_hold` first. With `hits` the owner must hold nothing yet. Returns the tokens that it can hold now."""
+        """Ask `can_hold` first. With `hits` the owner must hold nothing yet. Returns how many tokens fit now."""
         holding = self._holdings.get(owner)
         if holding is None:
             holding = self._holdings[owner] = Holding(owner, [[] for _ in self.allocators], self._clock())

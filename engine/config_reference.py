@@ -12,9 +12,10 @@ from engine.config import OMITTED, ContinuousBatchingConfig
 HEAD = """\
 # Engine configuration
 
-`engine.config.ContinuousBatchingConfig`, field by field. Names and defaults are those of transformers' class of the same
-name where it has the field; *(ours)* marks the others. Values that cannot work raise ValueError at construction. On a
-node's command line the options are listed by `--help`; prefill nodes use `prefill_first` unless told otherwise.
+`engine.config.ContinuousBatchingConfig`, field by field. Names and defaults are those of transformers' class of the
+same name where it has the field; *(ours)* marks the others. Values that cannot work raise ValueError at construction.
+On a command line, `--help` lists the options and their defaults; prefill nodes use `prefill_first` unless told
+otherwise.
 
 This page is written by `python -m engine.config_reference`.
 """

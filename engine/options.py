@@ -5,26 +5,37 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine.config import DEFAULT_MARGINS, EVICTION_POLICIES, ContinuousBatchingConfig
+from protocol.layout import ITEM_SIZES, DType
 
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
-    """`threads`: torch's intra-op threads, None for its default."""
+    """`threads`: torch's intra-op threads, None for its default. `device`: as torch names it."""
 
     model: Path
     batching: ContinuousBatchingConfig
     threads: int | None
+    device: str = "cpu"
+    dtype: DType = "float32"
 
 
 def add_engine_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("model and engine")
     group.add_argument("--model", required=True, type=Path, metavar="DIR", help="a local Hugging Face model folder")
     group.add_argument("--threads", type=int, help="CPU threads of the model (default: torch's choice)")
+    parser.set_defaults(device="cpu", dtype="float32")
     _add_cache_options(group)
     _add_scheduling_options(group)
     group.add_argument(
         "--debug-pages", action="store_true", help="poison freed pages and compare page checksums on arrival (slow)"
     )
+
+
+def add_device_options(parser: argparse.ArgumentParser) -> None:
+    """For an engine that stays alone: nodes move KV from and to CPU memory only, in float32."""
+    group = parser.add_argument_group("device")
+    group.add_argument("--device", default="cpu", choices=("cpu", "cuda"), help="default: %(default)s")
+    group.add_argument("--dtype", default="float32", choices=tuple(ITEM_SIZES), help="default: %(default)s")
 
 
 def _add_cache_options(group: "argparse._ArgumentGroup") -> None:
@@ -93,12 +104,18 @@ def engine_options_from(
             max_requests_per_batch=min(arguments.max_requests, arguments.max_batch_tokens),
             scheduler_type=arguments.scheduler or scheduler,
             safety_margin=arguments.safety_margin,
-            use_async_batching=arguments.async_batching,
+            use_async_batching=arguments.async_batching or None,
             debug_pages=arguments.debug_pages,
         )
     except ValueError as error:
         parser.error(str(error))
-    return EngineOptions(model=arguments.model, batching=batching, threads=arguments.threads)
+    return EngineOptions(
+        model=arguments.model,
+        batching=batching,
+        threads=arguments.threads,
+        device=arguments.device,
+        dtype=arguments.dtype,
+    )
 
 
 def _count_or_auto(text: str) -> int | None:

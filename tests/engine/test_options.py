@@ -32,7 +32,7 @@ def test_impossible_values_exit_with_the_reason(wrong: tuple[str, str], capsys: 
 def test_the_caches_settings_arrive_too() -> None:
     batching = parse("--num-blocks", "auto", "--no-block-sharing", "--cpu-offload-space", "0.5").batching
     assert (batching.num_blocks, batching.allow_block_sharing, batching.cpu_offload_space) == (None, False, 0.5)
-    assert (batching.scheduler_type, batching.margin, batching.use_async_batching) == ("fifo", 0.15, False)
+    assert (batching.scheduler_type, batching.margin, batching.use_async_batching) == ("fifo", 0.15, None)
     batching = parse("--scheduler", "prefill_first", "--eviction-policy", "lru", "--async-batching").batching
     assert (batching.scheduler_type, batching.margin, batching.eviction_policy) == ("prefill_first", 0.0, "lru")
     assert batching.use_async_batching

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 
+from engine.build import assemble
 from engine.cache_manager import CacheManager
 from engine.cache_pool import CachePool
 from engine.config import ContinuousBatchingConfig
@@ -116,3 +117,12 @@ def test_the_sink_takes_the_padding_and_the_zeros_stay(llama_64: Path, kernels: 
     pages = engine.pool.pages(0)
     assert not pages[:blocks].any()
     assert not torch.isnan(pages[blocks : 2 * blocks]).all()
+
+
+def test_an_engine_sized_from_the_devices_memory_gives_the_oracles_tokens(llama_64: Path) -> None:
+    config = ContinuousBatchingConfig(
+        page_size=16, max_batch_tokens=48, max_requests_per_batch=8, max_memory_percent=0.1
+    )
+    engine = assemble(load_model(llama_64), config, torch.device(DEVICE))
+    assert answers(engine) == {name: greedy(llama_64, prompt, NEW) for name, prompt in PROMPTS.items()}
+    engine.close()
