@@ -3,7 +3,7 @@
 import pytest
 
 from bench.peers.lines import Arrival, Prompt
-from bench.peers.stepping import HEAD_START, Progress, SteppedPeer
+from bench.peers.stepping import FILL_NEW, HEAD_START, Progress, SteppedPeer
 
 
 class ScriptedEngine:
@@ -52,7 +52,7 @@ def test_requests_that_never_run_together_are_no_measurement() -> None:
 def test_prompts_are_filled_one_at_a_time() -> None:
     engine = ScriptedEngine()
     SteppedPeer(engine).fill([[0, 1], [0, 2], [0, 3]])
-    assert (engine.most_live, engine.steps) == (1, 3)
+    assert (engine.most_live, engine.steps) == (1, 3 * FILL_NEW)
 
 
 def test_prefill_counts_the_prompt() -> None:
