@@ -225,6 +225,7 @@ class Admission:
         pages = self._engine.layout.pages_for(len(tokens))
         if reservation.cached >= pages:
             job.state = JobState.WAITING_FOR_KV
+            job.safe.add(job.attempt)
             self._join(job)
             return
         job.peer = job.untried.pop(0)

@@ -33,7 +33,8 @@ class HoldingState(Enum):
 class Holding:
     """The block tables of one owner, in token order, one per group. `capacity`: tokens that they hold. `shared`:
     leading blocks that were there before. `registered`: leading blocks whose content was registered, or was found to
-    be somebody else's. `since`: when its state began, on the manager's clock."""
+    be somebody else's. `since`: when its state began, on the manager's clock. `keep`: of one that leaves, whether its
+    full blocks stay for later hits."""
 
     owner: Owner
     tables: list[list[int]]
@@ -42,6 +43,7 @@ class Holding:
     capacity: int = 0
     shared: int = 0
     registered: int = 0
+    keep: bool = True
 
 
 class BlockMove(NamedTuple):
@@ -143,13 +145,13 @@ class CacheManager:
             return self._fit(missing, kept=self.prefix.count_initialised(hits))
         return self._fit(missing)
 
-    def hold(self, owner: Owner, tokens: int, hits: Sequence[int] = ()) -> int:
-        """Ask `can_hold` first. With `hits` the owner must hold nothing yet. Returns how many tokens fit now."""
+    def hold(self, owner: Owner, tokens: int, hits: Sequence[int] = ()) -> Holding:
+        """Ask `can_hold` first. With `hits` the owner must hold nothing yet."""
         holding = self._holdings.get(owner)
         if holding is None:
             holding = self._holdings[owner] = Holding(owner, [[] for _ in self.allocators], self._clock())
         if tokens <= holding.capacity:
-            return holding.capacity
+            return holding
         assert holding.state is HoldingState.HELD, f"{owner} is {holding.state.value}"
         if hits:
             self._attach(holding, hits)
@@ -158,7 +160,7 @@ class CacheManager:
             if missing > 0:
                 table.extend(allocator.take(missing))
         self._set_capacity(holding)
-        return holding.capacity
+        return holding
 
     def would_fit(self, given: Sequence[int], wanted: Sequence[int]) -> bool:
         """Whether `wanted` blocks would be there once `given` ones came free, both by group. Hopeful: blocks given back
@@ -194,7 +196,7 @@ class CacheManager:
             if block != table[index]:
                 replaced.append(table[index])
                 table[index] = block
-        return self._leaving_with(owner, [replaced]) if replaced else None
+        return self._leaving_with(owner, [replaced], keep=False) if replaced else None
 
     def can_fork(self, parent: Owner) -> bool:
         return self._fit([len(table) - self._shareable(parent, group) for group, table in self._numbered(parent)])
@@ -224,15 +226,15 @@ class CacheManager:
         if holding:
             self._give_back(holding, keep)
 
-    def leave(self, owner: Owner) -> Holding | None:
+    def leave(self, owner: Owner, keep: bool = True) -> Holding | None:
         """The owner's id may come back at once, its blocks are free after `give_back`, once no forward uses them."""
         holding = self._holdings.pop(owner, None)
-        return self._leaving_with(owner, holding.tables) if holding else None
+        return self._leaving_with(owner, holding.tables, keep) if holding else None
 
     def give_back(self, holding: Holding) -> None:
         """Free what `leave` or `register` returned."""
         self._leaving.remove(holding)
-        self._give_back(holding, keep=True)
+        self._give_back(holding, holding.keep)
 
     def quarantine(self, owner: Owner) -> None:
         """Out of use, but not free: until `release`, which must follow proof that no peer can write there. Blocks that
@@ -269,8 +271,8 @@ class CacheManager:
                 chunks += -(-short // allocator.blocks_per_chunk)
         return chunks <= self.pool.free_chunks
 
-    def _leaving_with(self, owner: Owner, tables: list[list[int]]) -> Holding:
-        holding = Holding(owner, tables, self._clock(), HoldingState.LEAVING)
+    def _leaving_with(self, owner: Owner, tables: list[list[int]], keep: bool) -> Holding:
+        holding = Holding(owner, tables, self._clock(), HoldingState.LEAVING, keep=keep)
         self._leaving.append(holding)
         return holding
 

@@ -80,7 +80,14 @@ class Engine:
         self._lives = Lives(parts.limits, self._cache, self._lookup, self._scheduler, room, config.seed)
         forward_pass = ForwardPass(parts.runner, self._cache, parts.progress)
         self._stepping = Stepping(
-            parts.limits, self._lives, self._scheduler, room, self._forking, forward_pass, self.counters
+            parts.limits,
+            self._lives,
+            self._scheduler,
+            room,
+            self._forking,
+            forward_pass,
+            self.counters,
+            self.pool.geometry.page_size,
         )
         self.listener = listener
 
@@ -213,6 +220,10 @@ class Engine:
         Raises InvalidRequest, CapacityExceeded, or NoRoom when `can_reserve` says no.
         """
         self.validate(request)
+        if request.n > 1:
+            raise InvalidRequest(
+                f"request {request.id!r}: {request.n} sequences of a remote prompt cannot be generated"
+            )
         if not self.can_reserve(request):
             raise NoRoom(f"request {request.id!r}: no room for {len(request.prompt)} tokens now")
         hits = self._lookup.hits(request)
@@ -240,11 +251,12 @@ class Engine:
             self._scheduler.activate(request)
 
     def quarantine(self, request_id: str) -> None:
-        """It leaves the engine without an Ended; its blocks stay out of use, as somebody may still write to them.
-        Unknown ids are ignored."""
-        request = self._lives.requests.pop(request_id, None)
+        """A request that waits for KV leaves the engine without an Ended; its blocks stay out of use, as somebody may
+        still write to them. Other ids are ignored."""
+        request = self._lives.remote.get(request_id)
         if request is None:
             return
+        del self._lives.requests[request_id]
         self._cache.quarantine(request.owner)
         self._lives.retire(request, RequestStatus.FAILED)
 

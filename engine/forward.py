@@ -96,7 +96,7 @@ class ForwardPass:
             if length > 1 or sample is None:
                 prompt_tokens += length
             request.in_flight += 1
-            rows.append(BatchRow(request.id, start, slice_, self._cache.tables(request.owner), sample, carry))
+            rows.append(BatchRow(request.id, start, slice_, request.tables, sample, carry))
         return ForwardBatch(rows), prompt_tokens
 
     def _chunks(self, scheduled: Sequence[ScheduledRequest]) -> list[PrefillChunk]:

@@ -30,14 +30,17 @@ class Limits:
             raise InvalidRequest(f"request {request.id!r}: {request.n} sequences of it cannot be generated")
         if refusal := sampling_refusal(request.sampling, self.vocab_size):
             raise InvalidRequest(f"request {request.id!r}: {refusal}")
-        for token in request.prompt:
-            if type(token) is not int or not 0 <= token < self.vocab_size:
-                raise InvalidRequest(f"request {request.id!r}: {token!r} is no token id of 0..{self.vocab_size - 1}")
+        if not self._are_tokens(request.prompt):
+            wrong = next(token for token in request.prompt if not self._are_tokens([token]))
+            raise InvalidRequest(f"request {request.id!r}: {wrong!r} is no token id of 0..{self.vocab_size - 1}")
         if len(request.prompt) > self.max_context:
             raise CapacityExceeded(
                 f"request {request.id!r}: a prompt of {len(request.prompt)} tokens can never fit, the most is"
                 f" {self.max_context}"
             )
+
+    def _are_tokens(self, prompt: list[int]) -> bool:
+        return set(map(type, prompt)) == {int} and min(prompt) >= 0 and max(prompt) < self.vocab_size
 
     def token_limit(self, request: Request) -> int:
         """Tokens, prompt and new, at which it is complete at the latest."""

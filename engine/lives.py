@@ -55,18 +55,24 @@ class Lives:
         else:
             self._scheduler.enqueue(request)
 
-    def fail(self, request: Request, code: FailureCode, message: str) -> None:
+    def fail(self, request: Request, code: FailureCode, message: str, keep: bool = True) -> None:
+        """`keep`: its full blocks stay for later hits."""
         failure = Failure(code, f"request {request.id!r} failed: {message}"[:1000])
-        self.end(request, RequestStatus.FAILED, FinishReason.ERROR, failure)
+        self.end(request, RequestStatus.FAILED, FinishReason.ERROR, failure, keep)
 
     def end(
-        self, request: Request, status: RequestStatus, reason: FinishReason, failure: Failure | None = None
+        self,
+        request: Request,
+        status: RequestStatus,
+        reason: FinishReason,
+        failure: Failure | None = None,
+        keep: bool = True,
     ) -> None:
         """The one terminal word. Blocks go back, but for those that somebody may be writing to or reading from."""
         if request.status is RequestStatus.WAITING_FOR_REMOTE_KV:
             self._cache.quarantine(request.owner)
         elif not request.prefill_only:
-            self._give_back(request)
+            self._give_back(request, keep)
         if not request.prefill_only:
             del self.requests[request.id]
         self.retire(request, status)
@@ -111,12 +117,12 @@ class Lives:
             output.cache_events, prefix.events = prefix.events, []
         return output
 
-    def _give_back(self, request: Request) -> None:
+    def _give_back(self, request: Request, keep: bool) -> None:
         self._room.drop(request)
         if request.in_flight:
-            self._let_go(request, self._cache.leave(request.owner))
+            self._let_go(request, self._cache.leave(request.owner, keep))
         else:
-            self._cache.release(request.owner)
+            self._cache.release(request.owner, keep)
 
     def _let_go(self, request: Request, holding: Holding | None) -> None:
         """Free the blocks; if the request is in a forward under way, which still uses them, then after it."""

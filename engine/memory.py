@@ -16,7 +16,7 @@ def available_memory(device: torch.device) -> int:
         return torch.cuda.mem_get_info(device)[0]
     if device.type == "mps":
         return torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory()
-    return min(psutil.virtual_memory().available, *cgroup_headrooms())
+    return min([psutil.virtual_memory().available, *cgroup_headrooms()])
 
 
 def cgroup_headrooms(own: Path = _OWN_CGROUPS, mount: Path = _CGROUPS) -> list[int]:

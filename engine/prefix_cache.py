@@ -21,9 +21,16 @@ def root_hash(namespace: str, salt: str = "") -> bytes:
     return blake2b(f"{namespace}\0{salt}".encode(), digest_size=HASH_BYTES).digest()
 
 
-def block_hash(parent: bytes, tokens: Sequence[int]) -> bytes:
-    """Of a block whose predecessors hash to `parent`: equal content elsewhere hashes differently."""
-    return blake2b(parent + array("i", tokens).tobytes(), digest_size=HASH_BYTES).digest()
+def block_hashes(parent: bytes, tokens: Sequence[int], page_size: int) -> list[bytes]:
+    """Of full blocks whose predecessors hash to `parent`, each chained to the one before: equal content elsewhere
+    hashes differently."""
+    content = array("i", tokens)
+    data, length = content.tobytes(), page_size * content.itemsize
+    hashes = []
+    for start in range(0, len(data) - length + 1, length):
+        parent = blake2b(parent + data[start : start + length], digest_size=HASH_BYTES).digest()
+        hashes.append(parent)
+    return hashes
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from engine.cache_manager import CacheManager, Holding
-from engine.prefix_cache import block_hash
+from engine.prefix_cache import block_hashes
 from engine.request import Request
 
 
@@ -46,7 +46,5 @@ class PrefixLookup:
             prefix = self._cache.prefix
             assert prefix is not None
             parent = hashes[-1] if hashes else prefix.root(request.cache_salt)
-            for index in range(len(hashes), count):
-                parent = block_hash(parent, request.tokens[index * size : (index + 1) * size])
-                hashes.append(parent)
+            hashes += block_hashes(parent, request.tokens[len(hashes) * size : count * size], size)
         return hashes if len(hashes) == count else hashes[:count]

@@ -30,7 +30,7 @@ class Owner(NamedTuple):
     attempt: int
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Request:
     """`prompt`: token ids. `attempt` tells lives of one id apart while pages of an earlier one are in quarantine.
     `priority`: lower ones are admitted first. `n`: sequences wanted; further ones are forked off once the prompt but
@@ -57,6 +57,8 @@ class Request:
     computed: int = field(default=0, init=False)
     capacity: int = field(default=0, init=False)
     """Tokens that its blocks hold, as far as the scheduler has noticed: no need to ask for more until then."""
+    tables: list[list[int]] = field(default_factory=list, init=False)
+    """Its live block tables, one per layer group, once it was scheduled."""
     unknown: int = field(default=0, init=False)
     in_flight: int = field(default=0, init=False)
     """Forwards under way that it is part of."""

@@ -50,23 +50,22 @@ class _Budget:
     tokens: int
     cache: int
     requests: int
-    decodes_are_free: bool
-    decode_only: bool = True
+    reads_are_free: bool
+    """As long as there are only decodes."""
 
     def allows(self, read: int, decoding: bool) -> bool:
-        return read <= self.cache or (decoding and self.decode_only and self.decodes_are_free)
+        return read <= self.cache or (decoding and self.reads_are_free)
 
     def spend(self, count: int, read: int, decoding: bool) -> None:
         self.tokens -= count
         self.cache -= read
         self.requests -= 1
-        self.decode_only = self.decode_only and decoding
+        if not decoding:
+            self.reads_are_free = False
 
     @property
     def spent(self) -> bool:
-        if self.tokens <= 0 or self.requests <= 0:
-            return True
-        return self.cache <= 0 and not (self.decode_only and self.decodes_are_free)
+        return self.tokens <= 0 or self.requests <= 0 or (self.cache <= 0 and not self.reads_are_free)
 
 
 class Scheduler(ABC):
@@ -102,6 +101,7 @@ class Scheduler(ABC):
         """At the end of the active order."""
         self.waiting.discard(request)
         self.active[request.id] = request
+        request.overtakes = 0
         if not request.started:
             request.started = True
             self.started.append(request.id)
@@ -157,13 +157,13 @@ class Scheduler(ABC):
         """Waiting requests; one that does not fit does not block those behind, but for a bounded number of times."""
         passed: list[Request] = []
         for request in self.waiting:
-            if (not in_margin and output.scheduled) or self._queue_is_held(passed):
+            if (not in_margin and output.scheduled) or (passed and passed[-1].overtakes >= self._max_overtakes):
                 return
             if not self._try_waiting(request, budget, output):
                 passed.append(request)
                 continue
             self._overtake(passed)
-            if budget.spent:
+            if budget.spent or self._queue_is_held(passed):
                 return
 
     def _try_waiting(self, request: Request, budget: _Budget, output: SchedulerOutput) -> bool:
@@ -189,7 +189,7 @@ class Scheduler(ABC):
         count = wanted if wanted < budget.tokens else budget.tokens
         read = computed if self._window is None or computed < self._window else self._window
         decoding = request.status is DECODING
-        if not budget.allows(read, decoding):
+        if read > budget.cache and not budget.allows(read, decoding):
             return False
         if computed + count > request.capacity and not self._take_blocks(request, computed + count, hits):
             self._note_failure(request, computed + count, output)
@@ -206,7 +206,8 @@ class Scheduler(ABC):
             tokens = len(request.tokens)
         if not self._cache.can_hold(request.owner, tokens, hits):
             return False
-        request.capacity = self._cache.hold(request.owner, tokens, hits)
+        holding = self._cache.hold(request.owner, tokens, hits)
+        request.capacity, request.tables = holding.capacity, holding.tables
         return True
 
     def _note_failure(self, request: Request, tokens: int, output: SchedulerOutput) -> None:

@@ -29,6 +29,7 @@ class Stepping:
         forking: Forking,
         forward_pass: ForwardPass,
         counters: EngineCounters,
+        page_size: int,
     ) -> None:
         self.listener: EngineListener | None = None
         self._limits = limits
@@ -38,6 +39,7 @@ class Stepping:
         self._forking = forking
         self._forward_pass = forward_pass
         self._counters = counters
+        self._page_size = page_size
 
     def schedule(self) -> Sequence[ScheduledRequest]:
         """Make room until something can run, then for those that stalled beside it."""
@@ -85,6 +87,7 @@ class Stepping:
             self._update(item, outcome)
         counters = self._counters
         counters.batches += 1
+        counters.tokens += len(self._lives.output.tokens)
         counters.prompt_tokens += flight.prompt_tokens
         counters.forward_ns += ended - began
         counters.device_ns += result.ended_ns - result.started_ns
@@ -104,20 +107,22 @@ class Stepping:
             request.unknown -= 1
         if request.status >= RequestStatus.FINISHED:
             return
-        self._lives.register(request, start, start + length)
+        if isinstance(outcome, str):
+            # What made its logits wrong may be in its KV: nobody else is to begin with it.
+            self._lives.fail(request, FailureCode.INTERNAL, outcome, keep=False)
+            return
+        if (start + length) // self._page_size > start // self._page_size:
+            self._lives.register(request, start, start + length)
         if outcome is None:
             self._prompt_advanced(request)
-        elif isinstance(outcome, str):
-            self._lives.fail(request, FailureCode.INTERNAL, outcome)
         else:
             self._append(request, outcome)
 
     def _append(self, request: Request, sampled: SampledToken) -> None:
         token, logprob = sampled
-        index = len(request.tokens) - len(request.prompt)
-        self._lives.output.tokens.append(NewToken(request.id, index, token, logprob))
-        request.tokens.append(token)
-        self._counters.tokens += 1
+        tokens = request.tokens
+        self._lives.output.tokens.append(NewToken(request.id, len(tokens) - len(request.prompt), token, logprob))
+        tokens.append(token)
         reason = self._limits.finish_reason(request, token)
         if reason:
             self._lives.end(request, RequestStatus.FINISHED, reason)
