@@ -100,7 +100,7 @@ def _on_cuda(
 
 def _pool(use: MemoryUse, config: ContinuousBatchingConfig, device: torch.device) -> CachePool:
     """The model is on the device already: what is available is what it has left."""
-    share = config.max_memory_percent or default_memory_share(device.type, processors=True)
+    share = config.max_memory_percent or default_memory_share(device.type)
     budget = MemoryBudget(available_memory(device), share)
     chunks = choose_chunks(use, budget, config.batch_tokens, config.num_blocks)
     return CachePool(use.geometry, chunks, config.debug_pages, device=str(device))

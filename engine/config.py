@@ -43,8 +43,8 @@ class ContinuousBatchingConfig:
     max_batch_tokens: int | None = None
     """Query tokens in one forward at most; None: 8192."""
     max_memory_percent: float | None = None
-    """Share of free memory, above 0 up to 1, for cache, inputs and activations; None: 0.9 on CUDA (0.8 with logits
-    processors), 0.6 on CPU and MPS."""
+    """Share of free memory, above 0 up to 1, for cache, inputs and activations; None: 0.8 on CUDA, 0.6
+    on a CPU."""
     max_requests_per_batch: int | None = None
     """Requests in one forward at most; None: 1024. Never more than max_batch_tokens."""
     allow_block_sharing: bool = True

@@ -53,8 +53,3 @@ class ForwardBatch:
     @property
     def samples(self) -> list[SampleKey]:
         return [row.sample for row in self.rows if row.sample]
-
-    @property
-    def decode_only(self) -> bool:
-        """One token a row, each with a past."""
-        return all(len(row.tokens) == 1 and row.start for row in self.rows)

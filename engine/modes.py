@@ -29,14 +29,9 @@ def choose_modes(config: ContinuousBatchingConfig, sliding: bool, uncapturable: 
         log.warning("CUDA graphs are off: %s", uncapturable)
     graphs = asked is not False and uncapturable is None
     asynchronous = graphs if config.use_async_batching is None else config.use_async_batching
-    check_async(asynchronous, graphs)
-    return Modes(varlen=graphs and not sliding, decode=graphs, asynchronous=asynchronous)
-
-
-def check_async(asynchronous: bool, graphs: bool) -> None:
-    """On CUDA. Raises ValueError."""
     if asynchronous and not graphs:
         raise ValueError("use_async_batching needs use_cuda_graph on CUDA: without graphs the host is never ahead")
+    return Modes(varlen=graphs and not sliding, decode=graphs, asynchronous=asynchronous)
 
 
 def _asked_for_graphs(config: ContinuousBatchingConfig) -> bool | None:

@@ -8,7 +8,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Literal
+from typing import Literal, NamedTuple
 
 HASH_BYTES = 16
 """128 bits: a collision is out of reach, so a hit's tokens are not compared again."""
@@ -33,8 +33,7 @@ def block_hashes(parent: bytes, tokens: Sequence[int], page_size: int) -> list[b
     return hashes
 
 
-@dataclass(frozen=True)
-class CacheEvent:
+class CacheEvent(NamedTuple):
     """For a router that wants to know what is held where: a hash that can be hit now, or no longer."""
 
     hash: bytes

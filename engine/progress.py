@@ -7,8 +7,8 @@ import mmap
 class ProgressWord:
     """A u64 at a stable, page-aligned address; it only ever grows, by one per layer, and is never reset.
 
-    Written by the engine's thread alone; anybody may read it. When layer l of a forward that began at value v is
-    done, the word is v + l + 1, and that layer's KV of the forward's tokens is in its pages.
+    Written by the one thread that runs forwards; anybody may read it. When layer l of a forward that began at value v
+    is done, the word is v + l + 1, and that layer's KV of the forward's tokens is in its pages.
     """
 
     def __init__(self) -> None:

@@ -29,12 +29,9 @@ _SCORES_KEPT = 4
 """Float32 copies of a head's scores that the plain formula (softcaps, sinks) holds at once."""
 
 
-def default_memory_share(device_type: str, processors: bool) -> float:
-    """Of what is available. `device_type`: as torch names it. `processors`: whether requests may edit their logits, for
-    which room is left."""
-    if device_type in ("cpu", "mps"):
-        return 0.6
-    return 0.8 if processors else 0.9
+def default_memory_share(device_type: str) -> float:
+    """Of what is available; `device_type` as torch names it. Requests may edit their logits, for which room is left."""
+    return 0.6 if device_type in ("cpu", "mps") else 0.8
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ import logging
 import pytest
 
 from engine.config import ContinuousBatchingConfig
-from engine.modes import Modes, check_async, choose_modes
+from engine.modes import Modes, choose_modes
 
 MASKS = "masks are needed"
 
@@ -56,4 +56,3 @@ def test_asynchronous_batching_without_graphs_is_refused() -> None:
         choose(use_cuda_graph=False, use_async_batching=True)
     with pytest.raises(ValueError, match="use_cuda_graph"):
         choose(uncapturable=MASKS, use_async_batching=True)
-    check_async(asynchronous=True, graphs=True)

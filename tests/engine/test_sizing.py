@@ -117,8 +117,7 @@ def test_sizes_below_one_are_refused(batch_tokens: int, num_blocks: int | None) 
 
 
 def test_the_share_of_memory_depends_on_the_device() -> None:
-    assert [default_memory_share(kind, processors=True) for kind in ("cpu", "mps", "cuda")] == [0.6, 0.6, 0.8]
-    assert [default_memory_share(kind, processors=False) for kind in ("cpu", "mps", "cuda")] == [0.6, 0.6, 0.9]
+    assert [default_memory_share(kind) for kind in ("cpu", "mps", "cuda")] == [0.6, 0.6, 0.8]
     assert MemoryBudget(1000, 0.6).bytes == 600
 
 
