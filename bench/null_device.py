@@ -3,7 +3,6 @@
 import random
 from time import monotonic_ns
 
-from engine.cache_manager import CacheManager
 from engine.cache_pool import CachePool
 from engine.config import ContinuousBatchingConfig
 from engine.engine import Engine, EngineParts
@@ -66,7 +65,7 @@ def build_null(config: ContinuousBatchingConfig, host_blocks: int = 0) -> Engine
     geometry = full_geometry(layout)
     pool = CachePool(geometry, geometry.chunks_for(config.num_blocks))
     host = CachePool(geometry, geometry.chunks_for(host_blocks), reserved=0) if host_blocks else None
-    limits = Limits(VOCAB, 1 << 30, CacheManager(pool).max_tokens, frozenset([END]))
+    limits = Limits(VOCAB, 1 << 30, pool.geometry.max_tokens(pool.num_chunks), frozenset([END]))
     return Engine(config, EngineParts(pool, NullDevice(), ProgressWord(), limits, host))
 
 

@@ -200,10 +200,10 @@ class Admission:
         """False if there is no room now. An impossible request is ended, which counts as started."""
         prompt = job.request.prompt
         local = self._local_prefill or len(prompt) == 1
-        request = Request(job.id, prompt, job.request.sampling, attempt=job.attempt + 1)
+        request = job.next_request()
         if not local and not self._engine.can_reserve(request):
             return False
-        job.attempt += 1
+        job.begin_attempt()
         try:
             if local:
                 self._run_here(job, request)

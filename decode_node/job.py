@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from enum import Enum
 
+from engine.request import Request
 from kv_messenger.attempts import Arrival
 from protocol.messages import DecodeRequest, Ledger, PrefillAddress, PrefillTimes
 from protocol.ticket import TransferKey
@@ -38,10 +39,21 @@ class Job:
     times: PrefillTimes | None = None
     safe: set[int] = field(default_factory=set)
     """Attempts whose pages were declared safe while we still held them."""
+    _next: Request | None = None
 
     @property
     def id(self) -> str:
         return self.request.request
+
+    def next_request(self) -> Request:
+        """What the next attempt gives to the engine; the same one until that begins, for it knows its block hashes."""
+        if self._next is None:
+            self._next = Request(self.id, self.request.prompt, self.request.sampling, attempt=self.attempt + 1)
+        return self._next
+
+    def begin_attempt(self) -> None:
+        self.attempt += 1
+        self._next = None
 
     def key(self, instance: str) -> TransferKey:
         """Of the current attempt."""

@@ -4,10 +4,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 from engine.cache_pool import CachePool
+from engine.geometry import UNBOUNDED
 from engine.prefix_cache import PrefixCache
-
-UNBOUNDED = 1 << 62
-"""Tokens that a full ring holds: as many as may come."""
 
 
 class CacheAllocator(ABC):
@@ -17,13 +15,14 @@ class CacheAllocator(ABC):
         self.group = group
         self.page_size = pool.geometry.page_size
         self.blocks_per_chunk = pool.geometry.blocks_per_chunk[group]
+        self._layers = pool.geometry.groups[group]
         self._pool = pool
         self._free: list[int] = []
         self._used: dict[int, int] = {}
 
-    @abstractmethod
     def blocks_for(self, tokens: int) -> int:
         """Blocks that a request of `tokens` tokens in KV holds."""
+        return self._layers.pages_for(tokens, self.page_size)
 
     @abstractmethod
     def capacity(self, blocks: int) -> int:
@@ -96,9 +95,6 @@ class FullAttentionCacheAllocator(CacheAllocator):
         super().__init__(pool, group)
         self.prefix = prefix
 
-    def blocks_for(self, tokens: int) -> int:
-        return -(-tokens // self.page_size)
-
     def capacity(self, blocks: int) -> int:
         return blocks * self.page_size
 
@@ -128,12 +124,5 @@ class SlidingAttentionCacheAllocator(CacheAllocator):
     Never shared: what a block holds depends on how far its request has come.
     """
 
-    def __init__(self, pool: CachePool, group: int, window: int) -> None:
-        super().__init__(pool, group)
-        self._window = window
-
-    def blocks_for(self, tokens: int) -> int:
-        return -(-min(tokens, self._window) // self.page_size)
-
     def capacity(self, blocks: int) -> int:
-        return UNBOUNDED if blocks * self.page_size >= self._window else blocks * self.page_size
+        return UNBOUNDED if blocks == self.blocks_for(UNBOUNDED) else blocks * self.page_size

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 import torch
 
 from engine.attention.choice import choose_backend
-from engine.cache_manager import CacheManager
 from engine.cache_pool import DTYPES, CachePool
 from engine.config import ContinuousBatchingConfig
 from engine.cuda import choose_cuda, cuda_runner, installed_kernels
@@ -53,7 +52,7 @@ def assemble(loaded: LoadedModel, config: ContinuousBatchingConfig, device: torc
     geometry, progress = loaded.geometry(config.page_size), ProgressWord()
     place = _on_cpu if device.type == "cpu" else _on_cuda
     placed = place(loaded, config, geometry, progress, device)
-    tokens = CacheManager(placed.pool).max_tokens
+    tokens = geometry.max_tokens(placed.pool.num_chunks)
     parts = EngineParts(
         pool=placed.pool,
         runner=placed.runner,

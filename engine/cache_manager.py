@@ -4,18 +4,12 @@ owner --- Holding --- one block table per group --- allocator of the group --- p
 """
 
 import time
-from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
-from engine.allocators import (
-    UNBOUNDED,
-    CacheAllocator,
-    FullAttentionCacheAllocator,
-    SlidingAttentionCacheAllocator,
-)
+from engine.allocators import CacheAllocator, FullAttentionCacheAllocator, SlidingAttentionCacheAllocator
 from engine.cache_pool import CachePool
 from engine.prefix_cache import PrefixCache
 from engine.request import Owner
@@ -96,19 +90,6 @@ class CacheManager:
         for allocator, size in zip(self.allocators, self.pool.geometry.block_bytes, strict=True):
             free += (allocator.free + allocator.evictable) * size
         return free
-
-    def fits_empty(self, tokens: int) -> bool:
-        """Whether `tokens` tokens would fit if nothing else were there."""
-        need = sum(-(-a.blocks_for(tokens) // a.blocks_per_chunk) for a in self.allocators)
-        return need <= self.pool.num_chunks
-
-    @property
-    def max_tokens(self) -> int:
-        """The most that one request may hold, in tokens: what is left for its growing tables beside its full rings."""
-        if self.fits_empty(UNBOUNDED):
-            return UNBOUNDED
-        tokens = bisect_left(range(UNBOUNDED), True, key=lambda tokens: not self.fits_empty(tokens))
-        return tokens - 1
 
     # ---- tables ----
 
@@ -284,18 +265,14 @@ class CacheManager:
 
     def _set_capacity(self, holding: Holding) -> None:
         pairs = zip(self.allocators, holding.tables, strict=True)
-        holding.capacity = min((a.capacity(len(table)) for a, table in pairs), default=UNBOUNDED)
+        holding.capacity = min(a.capacity(len(table)) for a, table in pairs)
 
     def _numbered(self, owner: Owner) -> Iterable[tuple[int, list[int]]]:
         return enumerate(self._holdings[owner].tables)
 
     def _shareable(self, owner: Owner, group: int) -> int:
         """Leading blocks that can be shared by reference: those that are registered and will not change."""
-        if self.prefix is None or group:
-            return 0
-        table = self._holdings[owner].tables[0]
-        unshared = (i for i, block in enumerate(table) if not self.prefix.is_registered(block))
-        return next(unshared, len(table))
+        return self._holdings[owner].registered if self.prefix is not None and group == 0 else 0
 
     def _give_back(self, holding: Holding, keep: bool) -> None:
         for allocator, table in zip(self.allocators, holding.tables, strict=True):
@@ -308,5 +285,5 @@ def _allocators(pool: CachePool, prefix: PrefixCache | None) -> list[CacheAlloca
         if group.window is None:
             allocators.append(FullAttentionCacheAllocator(pool, index, prefix))
         else:
-            allocators.append(SlidingAttentionCacheAllocator(pool, index, group.window))
+            allocators.append(SlidingAttentionCacheAllocator(pool, index))
     return allocators

@@ -97,8 +97,6 @@ class ContinuousBatchingConfig:
             raise ValueError(f"eviction_policy {self.eviction_policy!r}: must be one of {', '.join(EVICTION_POLICIES)}")
 
     def _check_counts(self) -> None:
-        if self.page_size < MIN_PAGE_SIZE:
-            raise ValueError(f"page_size {self.page_size}: must be at least {MIN_PAGE_SIZE} tokens")
         for name, least in _LEAST_COUNTS.items():
             count = getattr(self, name)
             if count is not None and not least <= count <= MAX_COUNT:

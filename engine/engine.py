@@ -190,7 +190,7 @@ class Engine:
         if request.prefill_only:
             self._lives.retire(request, RequestStatus.CANCELLED)
         elif request_id != request.id:
-            self._forking.give_up(request, request_id)
+            request.unborn.remove(request_id)
             self._lives.end_unborn(request_id, FinishReason.CANCELLED, None)
         else:
             self._lives.end(request, RequestStatus.CANCELLED, FinishReason.CANCELLED)

@@ -42,10 +42,6 @@ class Forking:
                 self._scheduler.enqueue(child)
         return children
 
-    def give_up(self, parent: Request, child_id: str) -> None:
-        """A child that will not be wanted."""
-        parent.unborn.remove(child_id)
-
     def _copy(self, parent: Request, child: Request) -> None:
         for move in self._cache.fork(parent.owner, child.owner):
             copy_blocks(self._cache.pool, self._cache.pool, move)

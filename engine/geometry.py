@@ -10,6 +10,7 @@ chunk   the pool's unit: a whole number of blocks of every group, so that a free
 """
 
 import math
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -25,6 +26,8 @@ READ_PADDING_CHUNK = 0
 WRITE_PADDING_CHUNK = 1
 """Padded rows write here; nobody reads it."""
 RESERVED_CHUNKS = 2
+UNBOUNDED = 1 << 62
+"""Tokens that a full ring holds: as many as may come."""
 
 
 class AttentionType(StrEnum):
@@ -42,6 +45,10 @@ class LayerGroup:
     type: AttentionType
     layers: tuple[int, ...]
     window: int | None = None
+
+    def pages_for(self, tokens: int, page_size: int) -> int:
+        """Pages, in each layer, of a request with `tokens` tokens in KV: a sliding group keeps a ring of its window."""
+        return -(-(tokens if self.window is None else min(tokens, self.window)) // page_size)
 
 
 def group_layers(count: int, types: Sequence[str] | None, window: int | None) -> tuple[LayerGroup, ...]:
@@ -108,6 +115,17 @@ class CacheGeometry:
     def cache_tokens(self, chunks: int) -> int:
         """The cache budget: tokens that the group with the smallest blocks would hold if it owned every chunk."""
         return self.page_size * chunks * max(self.blocks_per_chunk)
+
+    def fits(self, tokens: int, chunks: int) -> bool:
+        """Whether one request of `tokens` tokens fits into `chunks` chunks."""
+        pairs = zip(self.groups, self.blocks_per_chunk, strict=True)
+        return sum(-(-group.pages_for(tokens, self.page_size) // blocks) for group, blocks in pairs) <= chunks
+
+    def max_tokens(self, chunks: int) -> int:
+        """The most that one request may hold: what is left for its growing tables beside its full rings."""
+        if self.fits(UNBOUNDED, chunks):
+            return UNBOUNDED
+        return bisect_left(range(UNBOUNDED), True, key=lambda tokens: not self.fits(tokens, chunks)) - 1
 
     def layout(self) -> KVLayout:
         """What peers need to know to compute a page's address. Raises UnsupportedModel with sliding layers."""

@@ -101,7 +101,7 @@ def engine_options_from(
             eviction_policy=arguments.eviction_policy,
             cpu_offload_space=arguments.cpu_offload_space,
             max_batch_tokens=arguments.max_batch_tokens,
-            max_requests_per_batch=min(arguments.max_requests, arguments.max_batch_tokens),
+            max_requests_per_batch=arguments.max_requests,
             scheduler_type=arguments.scheduler or scheduler,
             safety_margin=arguments.safety_margin,
             use_async_batching=arguments.async_batching or None,

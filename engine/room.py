@@ -38,7 +38,8 @@ class RoomMaker:
 
     def outgrown(self, stalled: Sequence[StalledRequest]) -> list[Request]:
         """Those that would not fit even into an empty cache."""
-        return [s.request for s in stalled if not self._cache.fits_empty(s.request.computed + 1)]
+        pool = self._cache.pool
+        return [s.request for s in stalled if not pool.geometry.fits(s.request.computed + 1, pool.num_chunks)]
 
     def restore(self, output: SchedulerOutput) -> None:
         """Before the forward: KV comes back into the blocks that were taken for it."""

@@ -254,14 +254,10 @@ SCHEDULERS: dict[str, type[Scheduler]] = {"fifo": FIFOScheduler, "prefill_first"
 
 
 def _may_run(request: Request) -> bool:
-    """While a token of it is still being sampled, it runs on only if that cannot be its last one, and if the next one
-    does not depend on it through more than the model."""
+    """While a token of it is still being sampled, it runs on only if its limit does not make that its last one."""
     if request.unborn and request.remaining == 1:
         return False
-    if not request.unknown:
-        return True
-    ends = len(request.tokens) + request.unknown >= request.token_limit
-    return not ends and not request.sampling.needs_history
+    return not request.unknown or len(request.tokens) + request.unknown < request.token_limit
 
 
 def _only_window(cache: CacheManager) -> int | None:

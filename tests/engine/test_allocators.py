@@ -1,11 +1,13 @@
 """How many blocks a request of so many tokens holds, and how chunks change hands: P15 to P20."""
 
+from dataclasses import replace
+
 import pytest
 
-from engine.allocators import UNBOUNDED, FullAttentionCacheAllocator, SlidingAttentionCacheAllocator
+from engine.allocators import FullAttentionCacheAllocator, SlidingAttentionCacheAllocator
 from engine.cache_manager import CacheManager
 from engine.cache_pool import CachePool
-from engine.geometry import AttentionType, CacheGeometry, LayerGroup, full_geometry
+from engine.geometry import UNBOUNDED, AttentionType, CacheGeometry, LayerGroup, full_geometry
 from engine.request import Owner
 from tests.engine.traces import T0, T1, Harness
 
@@ -48,7 +50,8 @@ def test_full_attention_needs_a_block_for_every_page_of_tokens() -> None:
     ("window", "blocks", "whole"), [(8, [0, 1, 1, 2, 2, 2], 2), (6, [0, 1, 1, 2, 2, 2], 2), (3, [0, 1, 1, 1, 1, 1], 1)]
 )
 def test_a_ring_grows_to_its_window_and_no_further(window: int, blocks: list[int], whole: int) -> None:
-    allocator = SlidingAttentionCacheAllocator(CachePool(T1, 4), 1, window)
+    groups = (LayerGroup(AttentionType.FULL, (3,)), LayerGroup(AttentionType.SLIDING, (0, 1, 2), window))
+    allocator = SlidingAttentionCacheAllocator(CachePool(replace(T1, groups=groups), 4), 1)
     assert [allocator.blocks_for(n) for n in (0, 1, 4, 5, 9, 1000)] == blocks
     assert allocator.capacity(whole) == UNBOUNDED
     assert allocator.capacity(whole - 1) == 4 * (whole - 1)
@@ -98,7 +101,7 @@ def test_a_chunk_with_one_used_block_stays_with_its_group() -> None:
 
 
 def test_the_longest_request_is_known_beforehand() -> None:
-    assert CacheManager(CachePool(full_geometry(T0), 8)).max_tokens == 32
-    assert CacheManager(CachePool(T1, 3)).max_tokens == 12, "two chunks for the ring, one of three full blocks"
+    assert full_geometry(T0).max_tokens(8) == 32
+    assert T1.max_tokens(3) == 12, "two chunks for the ring, one of three full blocks"
     sliding = CacheGeometry(8, 1, 8, "float32", (LayerGroup(AttentionType.SLIDING, (0, 1), window=3),))
-    assert CacheManager(CachePool(sliding, 1)).max_tokens == UNBOUNDED
+    assert sliding.max_tokens(1) == UNBOUNDED

@@ -118,15 +118,6 @@ def test_a_forward_that_fails_fails_its_requests_and_those_alone() -> None:
     h.assert_at_rest()
 
 
-def test_whoever_depends_on_history_waits_for_its_tokens() -> None:
-    h = asynchronous()
-    h.add("A", 4, 3, repetition_penalty=1.5)
-    h.run()
-    assert h.gathered.tokens["A"] == [4, 5, 6]
-    assert all(row.carry < 0 for batch in h.runner.batches for row in batch.rows)
-    h.assert_at_rest()
-
-
 def test_prefill_only_requests_are_refused() -> None:
     with pytest.raises(InvalidRequest, match="synchronous"):
         asynchronous().add_prefill("P", 4)

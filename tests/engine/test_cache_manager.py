@@ -86,7 +86,8 @@ class LifeOfBlocks(RuleBasedStateMachine):
         for owner in list(self.tokens):
             self.release(owner)
         self.cache.recycle()
-        assert self.cache.can_hold(A, tokens) == self.cache.fits_empty(tokens) == (tokens <= self.cache.max_tokens)
+        geometry = self.cache.pool.geometry
+        assert self.cache.can_hold(A, tokens) == geometry.fits(tokens, 12) == (tokens <= geometry.max_tokens(12))
 
     @invariant()
     def every_block_is_in_one_place(self) -> None:

@@ -24,8 +24,9 @@ def test_children_begin_with_what_the_parent_computed(sharing: bool) -> None:
     h.assert_at_rest()
 
 
-@pytest.mark.parametrize("blocks", [3, 4, 5, 8])
-def test_b06_children_that_do_not_fit_start_from_the_beginning(blocks: int) -> None:
+@pytest.mark.parametrize(("blocks", "forks"), [(3, 0), (4, 1), (5, 1), (6, 2), (8, 2)])
+def test_b06_children_that_do_not_fit_start_from_the_beginning(blocks: int, forks: int) -> None:
+    """8 of 9 tokens are 2 blocks; each fork copies 2."""
     h = Harness(num_blocks=blocks)
     h.add("A", 9, 2, n=3)
     h.run()
@@ -33,6 +34,7 @@ def test_b06_children_that_do_not_fit_start_from_the_beginning(blocks: int) -> N
         ["A", "A__child#1", "A__child#2"], FinishReason.LENGTH
     )
     assert {len(tokens) for tokens in h.gathered.tokens.values()} == {2}
+    assert h.engine.counters.forks == forks
     h.assert_at_rest()
 
 

@@ -13,7 +13,6 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from engine.cache_manager import CacheManager
 from engine.cache_pool import CachePool
 from engine.config import ContinuousBatchingConfig
 from engine.engine import Engine, EngineParts
@@ -55,7 +54,7 @@ class Shape:
         pool = CachePool(geometry, geometry.chunks_for(self.blocks), debug_pages=True)
         progress = ProgressWord()
         runner = FoldingRunner(pool, progress)
-        limits = Limits(VOCAB, 1 << 20, CacheManager(pool).max_tokens, ENDS)
+        limits = Limits(VOCAB, 1 << 20, pool.geometry.max_tokens(pool.num_chunks), ENDS)
         host = CachePool(geometry, self.host, reserved=0) if self.host else None
         config = ContinuousBatchingConfig(
             page_size=self.page_size, num_blocks=self.blocks, debug_pages=True, seed=0, **self.config

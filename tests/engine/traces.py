@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from engine.cache_manager import CacheManager
 from engine.cache_pool import CachePool
 from engine.config import ContinuousBatchingConfig
 from engine.engine import Engine, EngineParts
@@ -106,7 +105,7 @@ class Harness:
         self.runner = FakeRunner(progress, geometry.layers, emit)
         pool = CachePool(geometry, geometry.chunks_for(num_blocks), self.config.debug_pages)
         host = CachePool(geometry, geometry.chunks_for(host_blocks), reserved=0) if host_blocks else None
-        limits = Limits(VOCAB, max_positions, CacheManager(pool).max_tokens, frozenset(eos))
+        limits = Limits(VOCAB, max_positions, pool.geometry.max_tokens(pool.num_chunks), frozenset(eos))
         parts = EngineParts(pool, self.runner, progress, limits, host, asynchronous)
         self.engine = Engine(self.config, parts)
         self.gathered = Gathered()

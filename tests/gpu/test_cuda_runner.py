@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from engine.build import assemble
-from engine.cache_manager import CacheManager
 from engine.cache_pool import CachePool
 from engine.config import ContinuousBatchingConfig
 from engine.cuda import choose_cuda, cuda_runner
@@ -53,7 +52,9 @@ def engine_on(
     pool = CachePool(geometry, geometry.chunks_for(num_blocks), config.debug_pages, device=DEVICE)
     progress = ProgressWord()
     runner = cuda_runner(loaded, pool, progress, config, choice)
-    limits = Limits(loaded.vocab_size, loaded.max_positions, CacheManager(pool).max_tokens, loaded.eos_token_ids)
+    limits = Limits(
+        loaded.vocab_size, loaded.max_positions, pool.geometry.max_tokens(pool.num_chunks), loaded.eos_token_ids
+    )
     parts = EngineParts(
         pool=pool,
         runner=runner,
