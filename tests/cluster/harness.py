@@ -122,7 +122,9 @@ class ProcessCluster:
         gates_path = str(self._run_dir / f"{name}.{self._starts}.gates")
         arguments = ["--model", str(self._model), "--name", name, "--threads", "1", "--debug-pages"]
         arguments += ["--router", self.nodes_address, "--cluster-key", str(self.key), "--test-gates", gates_path]
-        arguments += ["--num-blocks", str(BLOCKS), "--max-batch-tokens", "64", "--page-size", str(PAGE), *options]
+        arguments += ["--num-blocks", str(BLOCKS), "--max-batch-tokens", "64", "--page-size", str(PAGE)]
+        # The tests share one cluster: what one of them left in a cache must not spare another one its transfer.
+        arguments += ["--no-block-sharing", *options]
         process = NodeProcess(role, arguments, self._run_dir / f"{name}.{self._starts}.log")
         self.nodes[name] = Node(role, name, options, process, gates_path)
         return self.nodes[name]
