@@ -30,7 +30,7 @@ def build_node(config: DecodeConfig) -> DecodeNode:
     member, options = config.membership, config.engine
     key = read_cluster_key(member.cluster_key)
     fabric = open_engine(member.provider, member.host)
-    engine = build_engine(options, head=True)
+    engine = build_engine(options, head=True, movable=True)
     region = fabric.register(engine.pool.address, engine.pool.bytes)
     return DecodeNode(
         member,

@@ -30,7 +30,7 @@ def build_node(config: PrefillConfig) -> PrefillNode:
     member, options = config.membership, config.engine
     key = read_cluster_key(member.cluster_key)
     fabric = open_engine(member.provider, member.host)
-    engine = build_engine(options, head=False)
+    engine = build_engine(options, head=False, movable=True)
     region = fabric.register(engine.pool.address, engine.pool.bytes)
     return PrefillNode(
         member,
