@@ -38,8 +38,8 @@ class Placed:
 
 
 def build_engine(options: EngineOptions, head: bool, movable: bool = False) -> Engine:
-    """`head` False: for a node that never samples. `movable`: its KV is to cross between nodes. Raises ModelRefused; MemoryError if the sizes asked for do not fit;
-    ValueError if the device cannot do what was asked for."""
+    """`head` False: for a node that never samples. `movable`: its KV is to cross between nodes. Raises ModelRefused;
+    MemoryError if the sizes asked for do not fit; ValueError if the device cannot do what was asked for."""
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     loaded = load_model(options.model, options.dtype, head=head)
