@@ -107,7 +107,6 @@ class ForwardPass:
                 request_id=request.id,
                 start=start,
                 end=start + length,
-                total=len(request.tokens),
                 blocks=tuple(self._cache.tables(request.owner)[0]),
                 first_threshold=first,
             )

@@ -26,11 +26,18 @@ class _Moves:
             copy_blocks(source, target, BlockMove(group, blocks, self.targets[group]))
 
 
+SLICE_BYTES = 64 << 20
+"""A transfer passes through a buffer of its size: more than that at once is not worth the memory."""
+
+
 def copy_blocks(source: CachePool, target: CachePool, move: BlockMove) -> None:
     """Block by block, as bytes."""
-    if move.sources:
-        data = source.raw_blocks(move.group)[torch.tensor(move.sources, device=source.device)]
-        target.raw_blocks(move.group)[torch.tensor(move.targets, device=target.device)] = data.to(target.device)
+    here, there = source.raw_blocks(move.group), target.raw_blocks(move.group)
+    step = max(1, SLICE_BYTES // here.shape[1])
+    for start in range(0, len(move.sources), step):
+        sources = torch.tensor(move.sources[start : start + step], device=source.device)
+        targets = torch.tensor(move.targets[start : start + step], device=target.device)
+        there[targets] = here[sources].to(target.device)
 
 
 class OffloadStore:

@@ -46,7 +46,7 @@ class StepOutput:
 
 @dataclass(frozen=True)
 class PrefillChunk:
-    """Tokens [start, end) of a prefill-only request's `total`, announced before their forward.
+    """Tokens [start, end) of a prefill-only request, announced before their forward.
 
     `blocks`: the request's whole block table. `first_threshold`: the progress word's value once layer 0 of this
     forward is done; layer l is done at `first_threshold + l`. Tokens before `start` are in KV already: where a prefix
@@ -56,7 +56,6 @@ class PrefillChunk:
     request_id: str
     start: int
     end: int
-    total: int
     blocks: tuple[int, ...]
     first_threshold: int
 

@@ -122,12 +122,11 @@ class CPagedAttention:
 
     def _plan_group(self, group: int, placed: Sequence[PlacedRow], memory: list[Any]) -> Any:
         """A kf_rows."""
-        size, window = self._cache.page_size, self._cache.geometry.groups[group].window
+        layers = self._cache.geometry.groups[group]
         rows, tables = array("i"), array("i")
         for row, token in placed:
             rows.extend((row.start, len(row.tokens), token, len(tables), 0))
-            held = row.end if window is None else min(row.end, window)
-            tables.extend(row.tables[group][: -(-held // size)])
+            tables.extend(row.tables[group][: layers.pages_for(row.end, self._cache.page_size)])
         buffers = self._ffi.from_buffer("kf_row[]", rows), self._ffi.from_buffer("int32_t[]", tables)
         memory += buffers
         return self._ffi.new("kf_rows *", (buffers[0], len(placed), buffers[1]))

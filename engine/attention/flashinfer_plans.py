@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from engine.attention.page_tables import most_pages, page_tables, places
+from engine.attention.page_tables import page_tables, places
 from engine.attention.torch_sliding import TorchSlidingAttention
 from engine.device_batch import Staged
 from engine.forward_batch import BatchRow, ForwardBatch
@@ -172,7 +172,9 @@ class _StaticTables:
     """Buffers that captured forwards read. `pages`: page ids of all rows; a wrapper writes to it when it is planned."""
 
     def __init__(self, sizes: StaticSizes, group: int, geometry: CacheGeometry, device: torch.device) -> None:
-        self.pages = _counts(sizes.max_rows * most_pages(sizes.max_length, group, geometry), device)
+        self.pages = _counts(
+            sizes.max_rows * geometry.groups[group].pages_for(sizes.max_length, geometry.page_size), device
+        )
         self._blocks, self._slots = (Staged(sizes.max_tokens, device) for _ in range(2))
 
     def write(self, blocks: torch.Tensor, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

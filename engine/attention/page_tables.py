@@ -9,7 +9,6 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from engine.attention.ring import pages_held
 from engine.forward_batch import BatchRow
 from engine.geometry import READ_PADDING_CHUNK, CacheGeometry
 
@@ -63,12 +62,6 @@ def places(rows: Sequence[BatchRow], group: int, geometry: CacheGeometry) -> Pla
         blocks.append(np.asarray(row.tables[group], np.int64)[positions // size])
         slots.append(positions % size)
     return Places(np.concatenate(blocks), np.concatenate(slots))
-
-
-def most_pages(length: int, group: int, geometry: CacheGeometry) -> int:
-    """Of a row with `length` tokens."""
-    window = geometry.groups[group].window
-    return pages_held(length, length if window is None else window, geometry.page_size)
 
 
 def _starts(counts: Sequence[int]) -> Ints:

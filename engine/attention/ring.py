@@ -10,11 +10,6 @@ It sees 5..9, read from slots 5, 0, 1, 2, 3, and is then written to slot 4, wher
 from collections.abc import Iterable
 
 
-def pages_held(length: int, window: int, page_size: int) -> int:
-    """Pages of a table that holds the ring of a request with `length` tokens in it."""
-    return -(-min(length, window) // page_size)
-
-
 def cached_positions(start: int, window: int) -> range:
     """What the queries at `start` and later can still see of the positions before it; of these, the ring has all. They
     must be read before the new tokens are written, which takes their slots."""

@@ -7,7 +7,6 @@ from pathlib import Path
 import torch
 
 from engine.attention.base import AttentionScores
-from engine.attention.ring import pages_held
 from engine.attention.torch_paged import TorchPagedAttention, TorchPlan
 from engine.cache_pool import DTYPES, CachePool
 from engine.forward_batch import BatchRow, ForwardBatch
@@ -51,8 +50,7 @@ class ByHand:
     ) -> None:
         loaded = load_model(directory, dtype)
         geometry = loaded.geometry(page_size)
-        lengths = [min(LENGTH, group.window or LENGTH) for group in geometry.groups]
-        pages = [pages_held(LENGTH, length, page_size) for length in lengths]
+        pages = [group.pages_for(LENGTH, page_size) for group in geometry.groups]
         chunks = [-(-count // per) for count, per in zip(pages, geometry.blocks_per_chunk, strict=True)]
         self.pool = CachePool(geometry, len(requests) * sum(chunks), debug_pages=True)
         self.tables = {

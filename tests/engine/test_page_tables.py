@@ -2,7 +2,7 @@
 
 import pytest
 
-from engine.attention.page_tables import most_pages, page_tables, places
+from engine.attention.page_tables import page_tables, places
 from engine.forward_batch import BatchRow
 from engine.geometry import AttentionType, CacheGeometry, LayerGroup
 
@@ -53,7 +53,3 @@ def test_in_a_ring_they_go_to_their_position_modulo_the_window() -> None:
     assert list(zip(where.blocks.tolist(), where.slots.tolist(), strict=True)) == [(6, 1), (5, 0)]
     with pytest.raises(AssertionError, match="each other's slots"):
         places([row(0, 7, [0, 0], [5, 6])], 1, GEOMETRY)
-
-
-def test_the_most_pages_of_a_row() -> None:
-    assert [most_pages(13, group, GEOMETRY) for group in (0, 1)] == [4, 2]

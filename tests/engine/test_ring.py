@@ -6,7 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.attention.ring import cached_positions, pages_held, slots, stored_positions
+from engine.attention.ring import cached_positions, slots, stored_positions
+from engine.geometry import AttentionType, LayerGroup
+
+
+def pages_held(length: int, window: int, page_size: int) -> int:
+    return LayerGroup(AttentionType.SLIDING, (0,), window).pages_for(length, page_size)
 
 
 class Ring:
