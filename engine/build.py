@@ -10,6 +10,7 @@ from engine.cache_pool import DTYPES, CachePool
 from engine.config import ContinuousBatchingConfig
 from engine.cuda import choose_cuda, cuda_runner, installed_kernels
 from engine.engine import Engine, EngineParts
+from engine.errors import NoDevice
 from engine.geometry import CacheGeometry
 from engine.kv_cache import PagedKVCache
 from engine.limits import Limits
@@ -38,8 +39,10 @@ class Placed:
 
 
 def build_engine(options: EngineOptions, head: bool, movable: bool = False) -> Engine:
-    """`head` False: for a node that never samples. `movable`: its KV is to cross between nodes. Raises ModelRefused;
-    MemoryError if the sizes asked for do not fit; ValueError if the device cannot do what was asked for."""
+    """`head` False: for a node that never samples. `movable`: its KV is to cross between nodes. Raises ModelRefused,
+    NoDevice; MemoryError if the sizes asked for do not fit; ValueError if the device cannot do what was asked for."""
+    if options.device == "cuda" and not torch.cuda.is_available():
+        raise NoDevice("--device cuda: no GPU is there, or this torch was built without CUDA")
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     loaded = load_model(options.model, options.dtype, head=head)

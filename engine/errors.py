@@ -10,6 +10,7 @@ EngineError
 |- ModelRefused             choose another model directory
 |  |- UnsupportedModel      this engine cannot run it correctly
 |  `- IncompleteModel       files are missing
+|- NoDevice                 choose a device that this machine and this build of torch have
 |- ForwardFailed            fail the requests of that batch
 |- PoisonBroken             a bug: somebody wrote to a free page
 |- KernelsUnavailable       run the slower path in torch, or compile the extension
@@ -56,6 +57,10 @@ class UnsupportedModel(ModelRefused, ValueError):
 
 class IncompleteModel(ModelRefused):
     """The directory lacks files."""
+
+
+class NoDevice(EngineError):
+    """The device that was asked for is not there."""
 
 
 class ForwardFailed(EngineError):

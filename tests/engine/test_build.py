@@ -1,0 +1,53 @@
+"""Putting an engine together: what is refused before anything large is read, and what comes out of the settings."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine.build import build_engine
+from engine.config import ContinuousBatchingConfig
+from engine.errors import NoDevice, UnsupportedModel
+from engine.options import EngineOptions
+from tests.tiny_model import save_weights
+
+SMALL = ContinuousBatchingConfig(page_size=16, num_blocks=8, max_batch_tokens=32)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_device_that_is_not_there_is_named() -> None:
+    with pytest.raises(NoDevice, match="--device cuda"):
+        build_engine(EngineOptions(Path("nowhere"), SMALL, threads=1, device="cuda"), head=True)
+
+
+def test_kv_of_a_model_with_a_window_cannot_be_moved_but_the_model_runs_alone(tmp_path: Path) -> None:
+    folder = save_weights(tmp_path / "mistral", "mistral", sliding_window=8)
+    options = EngineOptions(folder, SMALL, threads=1)
+    with pytest.raises(UnsupportedModel, match="sliding-window"):
+        build_engine(options, head=True, movable=True)
+    engine = build_engine(options, head=True)
+    assert engine.prefix is None
+    engine.close()
+
+
+def test_without_a_number_of_blocks_the_memory_share_decides(tmp_path: Path) -> None:
+    folder = save_weights(tmp_path / "llama")
+    config = ContinuousBatchingConfig(page_size=16, max_batch_tokens=32, max_memory_percent=0.001)
+    engine = build_engine(EngineOptions(folder, config, threads=1), head=True)
+    assert engine.pages_total > 8
+    engine.close()
+
+
+def test_sizes_that_do_not_fit_say_what_to_lower(tmp_path: Path) -> None:
+    folder = save_weights(tmp_path / "llama")
+    config = ContinuousBatchingConfig(page_size=16, num_blocks=1 << 30, max_batch_tokens=32)
+    with pytest.raises(MemoryError, match="lower num_blocks to"):
+        build_engine(EngineOptions(folder, config, threads=1), head=True)
+
+
+def test_host_memory_for_offloading_is_there_if_it_is_asked_for(tmp_path: Path) -> None:
+    folder = save_weights(tmp_path / "llama")
+    config = ContinuousBatchingConfig(page_size=16, num_blocks=8, max_batch_tokens=32, cpu_offload_space=0.001)
+    engine = build_engine(EngineOptions(folder, config, threads=1), head=True)
+    assert engine.offload is not None and engine.offload.total > 0
+    engine.close()
