@@ -41,7 +41,8 @@ class StepOutput:
     cache_events: list[CacheEvent] = field(default_factory=list)
 
     def __bool__(self) -> bool:
-        return bool(self.tokens or self.ended or self.prefilled or self.started or self.cache_events)
+        """Whether somebody waits for it: the rest is only worth knowing."""
+        return bool(self.tokens or self.ended or self.prefilled)
 
 
 @dataclass(frozen=True)

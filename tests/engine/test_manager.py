@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -313,16 +313,21 @@ def test_a_cancelled_id_may_be_used_again(manager: ContinuousBatchingManager) ->
     assert len(result(manager, "A").generated_ids) == 3
 
 
+def fill_the_cache(manager: ContinuousBatchingManager, gate: Gate, made_room: Callable[[], int]) -> None:
+    """A and B, until one of them had to make room."""
+    for name in "AB":
+        manager.submit(asked(name, prompt=6, new=6))
+    while not made_room():
+        gate.reached()
+        gate.let(1)
+
+
 def test_cancelling_all_that_runs_lets_the_waiting_go_on() -> None:
     """Latent problem 1: after a request had to make room, none is admitted until one has left, in whatever way."""
     harness = Harness(num_blocks=4, emit=positions)
     gate = Gate(harness)
     with ContinuousBatchingManager(harness.engine) as manager:
-        for name in "AB":
-            manager.submit(asked(name, prompt=6, new=6))
-        while not harness.engine.counters.resets:
-            gate.reached()
-            gate.let(1)
+        fill_the_cache(manager, gate, lambda: harness.engine.counters.resets)
         manager.submit(asked("C"))
         manager.cancel("A")
         manager.cancel("B")
@@ -335,11 +340,7 @@ def test_latent_4_ending_a_request_that_made_room_keeps_its_tokens() -> None:
     harness = Harness(num_blocks=4, emit=positions, host_blocks=8)
     gate = Gate(harness)
     with ContinuousBatchingManager(harness.engine) as manager:
-        for name in "AB":
-            manager.submit(asked(name, prompt=6, new=6))
-        while not harness.engine.counters.offloads:
-            gate.reached()
-            gate.let(1)
+        fill_the_cache(manager, gate, lambda: harness.engine.counters.offloads)
         manager.cancel("B")
         gate.let(1000)
         ended = result(manager, "B")
