@@ -204,7 +204,7 @@ class DeviceRunner:
             if shape.samples:
                 self._logits[: shape.samples] = self._model.logits(token_ids, positions, plan, ends)
             else:
-                self._model.hidden(token_ids, positions, plan)
+                self._model.hidden(token_ids, positions, plan, ends)
 
         if key and side.graphs:
             side.graphs.run(key, forward)

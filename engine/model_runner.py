@@ -74,7 +74,7 @@ class ModelRunner:
 
     def _run(self, inputs: PreparedForward, plan: Any) -> Samples:
         if not inputs.keys:
-            self._model.hidden(inputs.token_ids, inputs.positions, plan)
+            self._model.hidden(inputs.token_ids, inputs.positions, plan, inputs.ends)
             return []
         logits = self._model.logits(inputs.token_ids, inputs.positions, plan, inputs.ends)
         return sample_tokens(logits, inputs.keys, self._end_tokens)

@@ -75,7 +75,8 @@ def prepare_forward(batch: ForwardBatch) -> PreparedForward:
         if row.sample:
             ends.append(len(tokens) - 1)
     keys = [_own(key) for key in batch.samples]
-    return PreparedForward(torch.tensor(tokens), torch.tensor(positions), torch.tensor(ends), keys, carries)
+    ids, places, rows = (torch.tensor(numbers, dtype=torch.long) for numbers in (tokens, positions, ends))
+    return PreparedForward(ids, places, rows, keys, carries)
 
 
 def _own(key: SampleKey) -> SampleKey:

@@ -7,9 +7,9 @@
 enum {
     WORTH_A_TEAM = 1 << 15, /* floats that one thread treats in the time that it takes to wake another */
     SHARES = 6,             /* of each thread: one that was held up leaves its last ones to the others */
-    GROUPS = 16,            /* at most, in a share of a product */
-    GROUP = 3,              /* rows of weights that a kernel takes at once */
-    STRETCH = 256,          /* tokens that stay in the outer cache while all weights pass by */
+    PANELS = 16,            /* at most, in a share of a product */
+    STRETCH = 96 << 10,     /* inputs of tokens that stay in the outer cache while weights pass by */
+    LEAST = 12,             /* tokens in a stretch: weights are worth fetching for no fewer */
 };
 
 #ifdef __x86_64__
@@ -35,33 +35,43 @@ static int team(int threads, int tokens, int width)
     return (int64_t)tokens * width < WORTH_A_TEAM ? 1 : threads;
 }
 
-static int share_of(int outputs, int threads)
+static int share_of(int panels, int threads)
 {
-    int groups = outputs / GROUP / (threads * SHARES) + 1;
-    return GROUP * (groups < GROUPS ? groups : GROUPS);
+    int share = panels / (threads * SHARES) + 1;
+    return share < PANELS ? share : PANELS;
 }
 
-/* Tokens first... of a product, a stretch of them at most. */
-static kf_product stretch_of(kf_product product, int first)
+/* As many tokens in each of the fewest stretches. */
+static int stretch_of(int tokens, int inputs)
+{
+    int most = STRETCH / inputs > LEAST ? STRETCH / inputs : LEAST, stretches = (tokens + most - 1) / most;
+    return (tokens + stretches - 1) / stretches;
+}
+
+/* `tokens` of a product at most, from `first` on. */
+static kf_product part_of(kf_product product, int first, int tokens)
 {
     product.input += (int64_t)first * product.inputs;
     product.output += (int64_t)first * product.outputs;
-    product.tokens = product.tokens - first < STRETCH ? product.tokens - first : STRETCH;
+    product.tokens = product.tokens - first < tokens ? product.tokens - first : tokens;
     return product;
 }
 
 void kf_multiply(const kf_linear *linear, uint64_t input, int tokens, uint64_t output, int add, int threads,
                  int variant)
 {
+    if (!tokens)
+        return;
     kf_product whole = {at(input),       at(linear->weight), at(linear->bias), at(output),
                         linear->inputs, linear->outputs,    tokens,           add};
-    const kf_dense_rows *rows = rows_of(variant, linear->inputs);
-    int outputs = linear->outputs, share = share_of(outputs, threads), workers = team(threads, outputs, linear->inputs);
+    const kf_dense_rows *rows = rows_of(variant, KF_PANEL);
+    int panels = (linear->outputs + KF_PANEL - 1) / KF_PANEL, share = share_of(panels, threads);
+    int workers = team(threads, linear->outputs, linear->inputs), stretch = stretch_of(tokens, linear->inputs);
 #pragma omp parallel for collapse(2) schedule(dynamic) num_threads(workers) if (workers > 1)
-    for (int first = 0; first < tokens; first += STRETCH)
-        for (int begin = 0; begin < outputs; begin += share) {
-            kf_product product = stretch_of(whole, first);
-            rows->multiply(&product, begin, begin + share < outputs ? begin + share : outputs);
+    for (int first = 0; first < tokens; first += stretch)
+        for (int begin = 0; begin < panels; begin += share) {
+            kf_product product = part_of(whole, first, stretch);
+            rows->multiply(&product, begin, begin + share < panels ? begin + share : panels);
         }
 }
 

@@ -2,14 +2,19 @@
  *
  * Rows of `tokens` tokens lie one after the other, densely. Addresses are of floats. What a token's row becomes
  * depends on nothing but the row and the variant: neither on its neighbours nor on the number of threads. `variant` is
- * the widest allowed; rows that its vectors do not divide take a narrower one. All widths are multiples of 4.
+ * the widest allowed; rows that its vectors do not divide take a narrower one. The widths of norms,
+ * heads and gates are multiples of 4; products have any.
  */
 #ifndef KVFERRY_ENGINE_DENSE_H
 #define KVFERRY_ENGINE_DENSE_H
 #include <stdint.h>
 
+enum { KF_PANEL = 16 };
+
+/* Weights lie in panels of KF_PANEL outputs, the last one filled up with zeros: one output's weights for one input stand
+ * beside those of its neighbours for the same input. */
 typedef struct {
-    uint64_t weight; /* [outputs][inputs] */
+    uint64_t weight; /* [panels][inputs][KF_PANEL] */
     uint64_t bias;   /* [outputs]; 0: none */
     int32_t inputs, outputs;
 } kf_linear;

@@ -1,102 +1,111 @@
-/* Products of tokens with rows of weights, as both lie in memory: nothing is packed or copied.
+/* Products of tokens with panels of weights: see kf_linear.
  *
- * Four tokens by three rows make twelve sums that stay in registers. The rows stay in the nearest cache while all
- * tokens of a block, which the next cache holds, pass by; meanwhile the next rows are fetched, so that memory and
- * arithmetic overlap. Each sum adds up in the same order whatever its neighbours are.
+ * TILE tokens by one panel make twelve vectors of sums that stay in registers: an input, spread over a vector, meets the
+ * weights of its panel's outputs. A portion of the panel stays in the nearest cache while the tokens pass by, which the
+ * next cache holds; meanwhile the portion behind it is fetched, so that memory and arithmetic overlap. Each sum adds up
+ * in the order of the inputs, whatever its neighbours are: portions depend on the number of inputs alone.
  */
 enum {
-    TOKENS = 4,
-    ROWS = 3,
-    BLOCK = 64,    /* tokens */
-    PORTION = 2048, /* inputs at most: three rows of them fit the nearest cache */
+    VECTORS = KF_PANEL / LANES,
+    TILE = 12 / VECTORS,
+    PORTION = 320, /* inputs at most: a panel's part of 20 KiB */
+    FETCHERS = 4,  /* tiles at most that share in fetching */
 };
 
-/* Inputs begin..end. */
+/* What one tile multiplies. `ahead`: what it fetches meanwhile. */
 typedef struct {
-    long begin, end;
-} portion;
+    const float *input, *weight, *ahead;
+    float *output;
+    long stride, length; /* from one token's inputs to the next; inputs of this portion */
+    int outputs, columns; /* of a token; of this panel */
+} tile;
 
-INLINE quad sum_each(vec a, vec b, vec c)
+INLINE void add_sums(float *output, const vec *sum, int columns)
 {
-    vec parts = fold4(a, b, c, (vec){0});
-    quad sum = ((const quad *)&parts)[0];
-    for (int i = 1; i < LANES / 4; i++)
-        sum += ((const quad *)&parts)[i];
-    return sum;
+    if (columns == KF_PANEL)
+        for (int v = 0; v < VECTORS; v++)
+            store(output + v * LANES, load(output + v * LANES) + sum[v]);
+    else
+        for (int i = 0; i < columns; i++)
+            output[i] += sum[i / LANES][i % LANES];
 }
 
-INLINE void multiply_tile(const kf_product *p, portion part, long token, const int tokens, long row, const int rows,
-                          const float *ahead, int fetched)
+/* One line is fetched for each `every` inputs, a power of two; 0: none. */
+INLINE void multiply_tile(const tile *t, const int tokens, const int every)
 {
-    const long stride = p->inputs;
-    const float *input = p->input + token * stride, *weight = p->weight + row * stride;
-    float *output = p->output + token * p->outputs + row;
-    vec sum[TOKENS][ROWS] = {0};
-    for (long k = part.begin; k < part.end; k += LANES) {
-        vec w[ROWS];
-        for (int j = 0; j < fetched; j++)
-            __builtin_prefetch(ahead + j * stride + k);
-        for (int j = 0; j < rows; j++)
-            w[j] = load(weight + j * stride + k);
+    vec sum[TILE][VECTORS] = {0};
+    const float *weight = t->weight, *ahead = t->ahead;
+    for (long k = 0; k < t->length; k++, weight += KF_PANEL) {
+        vec w[VECTORS];
+        if (every && !(k & (every - 1))) {
+            __builtin_prefetch(ahead, 0, 2);
+            ahead += KF_PANEL;
+        }
+        for (int v = 0; v < VECTORS; v++)
+            w[v] = load(weight + v * LANES);
         for (int i = 0; i < tokens; i++) {
-            vec x = load(input + i * stride + k);
-            for (int j = 0; j < rows; j++)
-                sum[i][j] += x * w[j];
+            vec x = splat(t->input[i * t->stride + k]);
+            for (int v = 0; v < VECTORS; v++)
+                sum[i][v] += x * w[v];
         }
     }
-    for (int i = 0; i < tokens; i++) {
-        quad total = sum_each(sum[i][0], sum[i][1], sum[i][2]);
-        for (int j = 0; j < rows; j++)
-            output[i * (long)p->outputs + j] += total[j];
+    for (int i = 0; i < tokens; i++)
+        add_sums(t->output + (long)i * t->outputs, sum[i], t->columns);
+}
+
+#define CASE(N)                                                                                                        \
+    case N:                                                                                                            \
+        if (N <= TILE)                                                                                                 \
+            multiply_tile(t, N <= TILE ? N : TILE, every);                                                             \
+        break;
+
+INLINE void multiply_tokens(const tile *t, int tokens, const int every)
+{
+    switch (tokens) {
+        CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) CASE(7) CASE(8) CASE(9) CASE(10) CASE(11) CASE(12)
     }
 }
 
-/* Returns how many tokens it took. */
-INLINE int multiply_some(const kf_product *p, portion part, int token, int end, int row, const int rows,
-                         const float *ahead, int fetched)
+static TARGET void multiply_and_fetch(const tile *t, int tokens, int every)
 {
-    int left = end - token, taken = left >= 4 ? 4 : left >= 2 ? 2 : 1;
-    if (taken == 4)
-        multiply_tile(p, part, token, 4, row, rows, ahead, fetched);
-    else if (taken == 2)
-        multiply_tile(p, part, token, 2, row, rows, ahead, fetched);
+    if (every == 1)
+        multiply_tokens(t, tokens, 1);
+    else if (every == 2)
+        multiply_tokens(t, tokens, 2);
+    else if (every == 4)
+        multiply_tokens(t, tokens, 4);
     else
-        multiply_tile(p, part, token, 1, row, rows, ahead, fetched);
-    return taken;
+        multiply_tokens(t, tokens, 0);
 }
 
-/* Tokens first..last. The `next` rows behind these are fetched meanwhile: one by each tile, more where tiles are few. */
-INLINE void multiply_block(const kf_product *p, portion part, int first, int last, int row, const int rows, int next)
+/* All tokens by `length` inputs of a panel, from `begin` on; tiles of as equal size as may be. */
+INLINE void multiply_portion(const kf_product *p, int panel, long begin, long length)
 {
-    const float *ahead = p->weight + (long)(row + rows) * p->inputs;
-    int each = last - first > 2 * TOKENS ? 1 : last - first > TOKENS ? 2 : ROWS;
-    for (int token = first; token < last;) {
-        int fetched = next < each ? next : each;
-        token += multiply_some(p, part, token, last, row, rows, ahead, fetched);
-        ahead += (long)fetched * p->inputs;
-        next -= fetched;
-    }
-}
-
-INLINE void multiply_portion(const kf_product *p, portion part, int begin, int end)
-{
-    for (int first = 0; first < p->tokens; first += BLOCK) {
-        int last = first + BLOCK < p->tokens ? first + BLOCK : p->tokens, row = begin;
-        for (; row + ROWS <= end; row += ROWS)
-            multiply_block(p, part, first, last, row, ROWS, row + 2 * ROWS <= end ? ROWS : 0);
-        for (; row < end; row++)
-            multiply_block(p, part, first, last, row, 1, 0);
+    const float *weight = p->weight + (panel * (long)p->inputs + begin) * KF_PANEL, *behind = weight + length * KF_PANEL;
+    int tiles = (p->tokens + TILE - 1) / TILE, fetchers = tiles >= FETCHERS ? FETCHERS : tiles > 1 ? 2 : 1;
+    int left = p->outputs - panel * KF_PANEL;
+    tile t = {p->input + begin, weight, behind, p->output + (long)panel * KF_PANEL, p->inputs, length, p->outputs,
+              left < KF_PANEL ? left : KF_PANEL};
+    for (int i = 0, token = 0; i < tiles; i++) {
+        int tokens = (p->tokens - token + tiles - i - 1) / (tiles - i);
+        multiply_and_fetch(&t, tokens, i < fetchers ? fetchers : 0);
+        t.input += tokens * t.stride;
+        t.output += (long)tokens * t.outputs;
+        t.ahead += length / fetchers * KF_PANEL;
+        token += tokens;
     }
 }
 
 static TARGET void multiply(const kf_product *p, int begin, int end)
 {
-    int portions = (p->inputs + PORTION - 1) / PORTION, length = (p->inputs / LANES / portions + 1) * LANES;
+    long portions = (p->inputs + PORTION - 1) / PORTION, length = (p->inputs + portions - 1) / portions;
+    int first = begin * KF_PANEL, last = end * KF_PANEL < p->outputs ? end * KF_PANEL : p->outputs;
     for (int token = 0; token < p->tokens; token++)
-        for (int row = begin; row < end; row++) {
-            float *output = &p->output[(long)token * p->outputs + row];
-            *output = (p->add ? *output : 0.0f) + (p->bias ? p->bias[row] : 0.0f);
+        for (int i = first; i < last; i++) {
+            float *output = &p->output[(long)token * p->outputs + i];
+            *output = (p->add ? *output : 0.0f) + (p->bias ? p->bias[i] : 0.0f);
         }
-    for (int k = 0; k < p->inputs; k += length)
-        multiply_portion(p, (portion){k, k + length < p->inputs ? k + length : p->inputs}, begin, end);
+    for (int panel = begin; panel < end; panel++)
+        for (long k = 0; k < p->inputs; k += length)
+            multiply_portion(p, panel, k, k + length < p->inputs ? length : p->inputs - k);
 }

@@ -7,7 +7,6 @@
 
 typedef float vec __attribute__((vector_size(4 * LANES)));
 typedef int32_t ivec __attribute__((vector_size(4 * LANES)));
-typedef float quad __attribute__((vector_size(16), aligned(4), may_alias));
 typedef float vec_in_memory __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 
 /* Lane numbers of two vectors, side by side, for SHUFFLE. QUADS: four lanes each. */

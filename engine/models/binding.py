@@ -36,10 +36,10 @@ class BoundModel:
         for layer in self._base.layers:
             layer.self_attn.o_proj.register_forward_hook(lambda *_: progress.advance())
 
-    def hidden(self, token_ids: torch.Tensor, positions: torch.Tensor, plan: Any) -> torch.Tensor:
-        """Final hidden states `[T, hidden]` of packed tokens; the head does not run."""
+    def hidden(self, token_ids: torch.Tensor, positions: torch.Tensor, plan: Any, rows: torch.Tensor) -> torch.Tensor:
+        """Final hidden states `[len(rows), hidden]`, of the packed tokens at `rows`; the head does not run."""
         output = self._base(**self._inputs(token_ids, positions, plan))
-        return cast(torch.Tensor, output.last_hidden_state[0])
+        return cast(torch.Tensor, output.last_hidden_state[0, rows])
 
     def logits(self, token_ids: torch.Tensor, positions: torch.Tensor, plan: Any, rows: torch.Tensor) -> torch.Tensor:
         """`[len(rows), vocab]`, of the packed tokens at `rows`."""

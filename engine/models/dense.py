@@ -8,19 +8,29 @@ import torch
 from engine.native import core
 
 MULTIPLE = 4
-"""Of which every width that a kernel takes must be one; a head must be of twice that."""
+"""Of which the width of a norm or a gate must be one; a head's must be one of twice that."""
+
+PANEL = 16
+"""KF_PANEL: outputs whose weights lie side by side."""
 
 
 class Linear:
-    """One product for linear modules of the same input: their weights are joined, and the modules left with views of
-    the joined ones, so that nothing lies in memory twice."""
+    """One product for linear modules of the same input. Their weights move into it: the modules are left without any,
+    so that nothing lies in memory twice."""
 
     def __init__(self, *modules: Any) -> None:
-        self.weight = _join(modules, "weight")
-        self.bias = None if modules[0].bias is None else _join(modules, "bias")
-        self.outputs, inputs = self.weight.shape
-        bias = 0 if self.bias is None else self.bias.data_ptr()
-        self.description = core().ffi.new("kf_linear *", (self.weight.data_ptr(), bias, inputs, self.outputs))
+        weights = [module.weight.detach() for module in modules]
+        self.outputs, inputs = sum(map(len, weights)), weights[0].shape[1]
+        self._panels = _in_panels(torch.cat(weights))
+        self._bias = None if modules[0].bias is None else torch.cat([module.bias.detach() for module in modules])
+        for module in modules:
+            module.weight.data = module.weight.data.new_empty(0)
+        bias = 0 if self._bias is None else self._bias.data_ptr()
+        self.description = core().ffi.new("kf_linear *", (self._panels.data_ptr(), bias, inputs, self.outputs))
+
+    def rows(self, indices: torch.Tensor) -> torch.Tensor:
+        """The weights `[len(indices), inputs]` of those outputs."""
+        return self._panels[indices // PANEL, :, indices % PANEL]
 
 
 class RMSNorm:
@@ -101,13 +111,7 @@ class DenseKernels:
         return torch.get_num_threads(), self._variant
 
 
-def _join(modules: Sequence[Any], name: str) -> torch.Tensor:
-    parts: list[torch.Tensor] = [getattr(module, name).detach() for module in modules]
-    if len(parts) == 1:
-        return parts[0].contiguous()
-    joined = torch.cat(parts)
-    begin = 0
-    for module, part in zip(modules, parts, strict=True):
-        getattr(module, name).data = joined[begin : begin + len(part)]
-        begin += len(part)
-    return joined
+def _in_panels(weights: torch.Tensor) -> torch.Tensor:
+    """`[outputs, inputs]` as the kernels want it: `[panels, inputs, PANEL]`, zeros behind the last output."""
+    padded = torch.nn.functional.pad(weights, (0, 0, 0, -len(weights) % PANEL))
+    return padded.view(-1, PANEL, weights.shape[1]).transpose(1, 2).contiguous()

@@ -3,6 +3,7 @@ own kernels. BoundModel runs the modules themselves and is the truth."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -28,7 +29,7 @@ class DecoderLayer:
 
 
 class LlamaLikeModel:
-    """See ServedModel. The modules stay usable; some of their weights become views of joined ones."""
+    """See ServedModel. The weights move out of the modules."""
 
     def __init__(
         self, model: torch.nn.Module, backend: AttentionBackend[Any], progress: ProgressWord, kernels: DenseKernels
@@ -38,27 +39,36 @@ class LlamaLikeModel:
         self._backend = backend
         self._progress = progress
         self._kernels = kernels
-        self._embeddings: torch.Tensor = base.embed_tokens.weight.detach()
         self._rotary: Callable[..., tuple[torch.Tensor, torch.Tensor]] = base.rotary_emb
         self._layers = [_layer(base.config, layer) for layer in base.layers]
         self._norm = RMSNorm(base.norm)
+        table = base.embed_tokens.weight
+        tied = head is not None and head.weight is table
         self._head = None if head is None else Linear(head)
+        self._embed: Callable[[torch.Tensor], torch.Tensor] = (
+            self._head.rows if self._head and tied else partial(embedding, weight=table.detach())
+        )
 
-    def hidden(self, token_ids: torch.Tensor, positions: torch.Tensor, plan: Any) -> torch.Tensor:
-        """Final hidden states `[T, hidden]` of packed tokens; the head does not run."""
-        return self._kernels.normalise(self._run_layers(token_ids, positions, plan), self._norm)
+    def hidden(self, token_ids: torch.Tensor, positions: torch.Tensor, plan: Any, rows: torch.Tensor) -> torch.Tensor:
+        """Final hidden states `[len(rows), hidden]`, of the packed tokens at `rows`; the head does not run."""
+        return self._kernels.normalise(self._run_layers(token_ids, positions, plan, rows), self._norm)
 
     def logits(self, token_ids: torch.Tensor, positions: torch.Tensor, plan: Any, rows: torch.Tensor) -> torch.Tensor:
         """`[len(rows), vocab]`, of the packed tokens at `rows`."""
         assert self._head, "a model without a head was asked for logits"
-        states = self._run_layers(token_ids, positions, plan)
-        return self._kernels.multiply(self._kernels.normalise(states[rows], self._norm), self._head)
+        return self._kernels.multiply(self.hidden(token_ids, positions, plan, rows), self._head)
 
-    def _run_layers(self, token_ids: torch.Tensor, positions: torch.Tensor, plan: Any) -> torch.Tensor:
-        states = embedding(token_ids, self._embeddings)
+    def _run_layers(
+        self, token_ids: torch.Tensor, positions: torch.Tensor, plan: Any, rows: torch.Tensor
+    ) -> torch.Tensor:
+        """Of the last layer, the other tokens' KV is all that is wanted."""
+        states = self._embed(token_ids)
         cosines, sines = self._rotary(states, positions[None])
         for index, layer in enumerate(self._layers):
-            self._attend(index, layer, states, (cosines[0], sines[0]), plan)
+            attended = self._attend(index, layer, states, (cosines[0], sines[0]), plan)
+            if index == len(self._layers) - 1:
+                states, attended = states[rows], attended[rows]
+            self._kernels.add_product(attended, layer.output, to=states)
             self._progress.advance()
             self._feed_forward(layer, states)
         return states
@@ -70,11 +80,12 @@ class LlamaLikeModel:
         states: torch.Tensor,
         rotation: tuple[torch.Tensor, torch.Tensor],
         plan: Any,
-    ) -> None:
+    ) -> torch.Tensor:
+        """`[T, heads * head_dim]`."""
         packed = self._kernels.multiply(self._kernels.normalise(states, layer.attention_norm), layer.qkv)
         self._kernels.place(packed, layer.heads, *rotation)
         attended = self._backend.attend(index, *layer.heads.split(packed), plan, layer.scores)
-        self._kernels.add_product(attended.reshape(len(states), -1), layer.output, to=states)
+        return attended.flatten(1)
 
     def _feed_forward(self, layer: DecoderLayer, states: torch.Tensor) -> None:
         gate_up = self._kernels.multiply(self._kernels.normalise(states, layer.mlp_norm), layer.gate_up)
