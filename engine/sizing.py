@@ -12,7 +12,7 @@ Where rows are attended to one by one, no more than the longest of them is gathe
 """
 
 from bisect import bisect_right
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from engine.geometry import RESERVED_CHUNKS, CacheGeometry
@@ -121,6 +121,10 @@ class ModelSizes:
             max_positions=config.max_position_embeddings,
             plain_scores=softcap is not None or config.model_type == "gpt_oss",
         )
+
+    def divided(self, world: int) -> "ModelSizes":
+        """Of one of `world` ranks."""
+        return replace(self, heads=self.heads // world, intermediate=self.intermediate // world)
 
     def on_cuda(self, geometry: CacheGeometry, max_requests: int, asynchronous: bool, workspace: int) -> MemoryUse:
         """Attention reads pages in place and keeps no scores. What it would gather elsewhere is left for what is not

@@ -1,12 +1,15 @@
 """Joins a transformers model, a paged attention backend and a progress word. The model's code stays as it is."""
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 import torch
 from transformers import AttentionInterface
 
 from engine.attention.base import AttentionBackend, AttentionScores
+from engine.collective import Collective
+from engine.models.sharding import partial_sums
 from engine.progress import ProgressWord
 
 ATTENTION_NAME = "kvferry_paged"
@@ -27,13 +30,23 @@ def register_attention() -> None:
 
 
 class BoundModel:
-    """A model whose every forward writes KV into pages and advances the word once per layer."""
+    """A model whose every forward writes KV into pages and advances the word once per layer. `collective`: where
+    `model` is a shard; the word then advances once all ranks have their KV of that layer in their pages."""
 
-    def __init__(self, model: torch.nn.Module, backend: AttentionBackend[Any], progress: ProgressWord) -> None:
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        backend: AttentionBackend[Any],
+        progress: ProgressWord,
+        collective: Collective | None = None,
+    ) -> None:
         self._model = model
         self._base = cast(Any, model).base_model
         self._backend = backend
-        for layer in self._base.layers:
+        if collective:
+            for module in partial_sums(model):
+                module.register_forward_hook(partial(_sum_output, collective))
+        for layer in self._base.layers:  # behind the sums: hooks run in the order of their registration
             layer.self_attn.o_proj.register_forward_hook(lambda *_: progress.advance())
 
     def hidden(self, token_ids: torch.Tensor, positions: torch.Tensor, plan: Any, rows: torch.Tensor) -> torch.Tensor:
@@ -53,6 +66,10 @@ class BoundModel:
             "use_cache": False,
             "paged": PagedForward(self._backend, plan),
         }
+
+
+def _sum_output(collective: Collective, _module: torch.nn.Module, _inputs: Any, output: torch.Tensor) -> None:
+    collective.sum(output)
 
 
 def _paged_attention(

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import torch
 
 from engine.attention.base import AttentionBackend
+from engine.collective import Collective
 from engine.errors import KernelsUnavailable
 from engine.models.base import ServedModel
 from engine.models.binding import BoundModel
@@ -23,16 +24,22 @@ class ModelChoice(NamedTuple):
     why: str
 
 
-def choose_model(model: torch.nn.Module, backend: AttentionBackend[Any], progress: ProgressWord) -> ModelChoice:
-    """The fastest there is for this model. It is the only user of `progress`."""
+def choose_model(
+    model: torch.nn.Module,
+    backend: AttentionBackend[Any],
+    progress: ProgressWord,
+    collective: Collective | None = None,
+) -> ModelChoice:
+    """The fastest there is for this model, or shard of one (`collective`). It is the only user of `progress`."""
     reason = why_not(model)
     if reason is None:
         try:
             kernels = DenseKernels()
-            return ModelChoice(LlamaLikeModel(model, backend, progress, kernels), f"C kernels, {kernels.variant}")
+            served = LlamaLikeModel(model, backend, progress, kernels, collective)
+            return ModelChoice(served, f"C kernels, {kernels.variant}")
         except KernelsUnavailable as error:
             log.warning("the model runs in plain torch, slower: %s", error)
             reason = str(error)
     else:
         reason = f"the C kernels do not cover {reason}"
-    return ModelChoice(BoundModel(model, backend, progress), f"transformers' modules: {reason}")
+    return ModelChoice(BoundModel(model, backend, progress, collective), f"transformers' modules: {reason}")

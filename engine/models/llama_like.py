@@ -10,6 +10,7 @@ import torch
 from torch.nn.functional import embedding
 
 from engine.attention.base import AttentionBackend, AttentionScores
+from engine.collective import Collective
 from engine.models.dense import MULTIPLE, DenseKernels, Heads, Linear, RMSNorm
 from engine.progress import ProgressWord
 
@@ -29,18 +30,24 @@ class DecoderLayer:
 
 
 class LlamaLikeModel:
-    """See ServedModel. The weights move out of the modules."""
+    """See ServedModel. The weights move out of the modules. `collective`: where `model` is a shard."""
 
     def __init__(
-        self, model: torch.nn.Module, backend: AttentionBackend[Any], progress: ProgressWord, kernels: DenseKernels
+        self,
+        model: torch.nn.Module,
+        backend: AttentionBackend[Any],
+        progress: ProgressWord,
+        kernels: DenseKernels,
+        collective: Collective | None = None,
     ) -> None:
         base = cast(Any, model).base_model
         head = getattr(model, "lm_head", None)
         self._backend = backend
         self._progress = progress
         self._kernels = kernels
+        self._collective = collective
         self._rotary: Callable[..., tuple[torch.Tensor, torch.Tensor]] = base.rotary_emb
-        self._layers = [_layer(base.config, layer) for layer in base.layers]
+        self._layers = [_layer(layer) for layer in base.layers]
         self._norm = RMSNorm(base.norm)
         table = base.embed_tokens.weight
         tied = head is not None and head.weight is table
@@ -68,7 +75,7 @@ class LlamaLikeModel:
             attended = self._attend(index, layer, states, (cosines[0], sines[0]), plan)
             if index == len(self._layers) - 1:
                 states, attended = states[rows], attended[rows]
-            self._kernels.add_product(attended, layer.output, to=states)
+            self._add_product(attended, layer.output, to=states)
             self._progress.advance()
             self._feed_forward(layer, states)
         return states
@@ -89,7 +96,16 @@ class LlamaLikeModel:
 
     def _feed_forward(self, layer: DecoderLayer, states: torch.Tensor) -> None:
         gate_up = self._kernels.multiply(self._kernels.normalise(states, layer.mlp_norm), layer.gate_up)
-        self._kernels.add_product(self._kernels.gate(gate_up), layer.down, to=states)
+        self._add_product(self._kernels.gate(gate_up), layer.down, to=states)
+
+    def _add_product(self, x: torch.Tensor, linear: Linear, to: torch.Tensor) -> None:
+        """Of a shard, the product is a part of the sum that is added."""
+        if self._collective is None:
+            self._kernels.add_product(x, linear, to=to)
+            return
+        part = self._kernels.multiply(x, linear)
+        self._collective.sum(part)
+        to += part
 
 
 def why_not(model: torch.nn.Module) -> str | None:
@@ -105,18 +121,20 @@ def why_not(model: torch.nn.Module) -> str | None:
         return f"the activation {config.hidden_act}"
     if 2 * len(base.rotary_emb.inv_freq) != dim:
         return "rotary positions of a part of the head"
-    if config.hidden_size % MULTIPLE or config.intermediate_size % MULTIPLE or dim % (2 * MULTIPLE):
-        return f"widths of {config.hidden_size}, {config.intermediate_size} and {dim}"
+    features = base.layers[0].mlp.gate_proj.out_features
+    if config.hidden_size % MULTIPLE or features % MULTIPLE or dim % (2 * MULTIPLE):
+        return f"widths of {config.hidden_size}, {features} and {dim}"
     return None
 
 
-def _layer(config: Any, layer: Any) -> DecoderLayer:
+def _layer(layer: Any) -> DecoderLayer:
     attention, mlp = layer.self_attn, layer.mlp
+    queries, keys = (each.out_features // attention.head_dim for each in (attention.q_proj, attention.k_proj))
     norms = [RMSNorm(getattr(attention, name)) for name in ("q_norm", "k_norm") if hasattr(attention, name)]
     return DecoderLayer(
         attention_norm=RMSNorm(layer.input_layernorm),
         qkv=Linear(attention.q_proj, attention.k_proj, attention.v_proj),
-        heads=Heads(config.num_attention_heads, config.num_key_value_heads, attention.head_dim, norms),
+        heads=Heads(queries, keys, attention.head_dim, norms),
         scores=AttentionScores(attention.scaling),
         output=Linear(attention.o_proj),
         mlp_norm=RMSNorm(layer.post_attention_layernorm),

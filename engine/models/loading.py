@@ -17,7 +17,9 @@ from engine.errors import IncompleteModel
 from engine.geometry import CacheGeometry, group_layers
 from engine.models.binding import ATTENTION_NAME, register_attention
 from engine.models.families import check_supported, layer_types, window
+from engine.models.sharding import check_plan, cut
 from engine.sizing import ModelSizes
+from engine.tensor_parallel import WHOLE, Shard, check_divisible, kv_heads_per_rank
 from protocol.layout import DType
 
 _WEIGHTS = "model.safetensors"
@@ -27,12 +29,14 @@ _WEIGHTS_INDEX = "model.safetensors.index.json"
 @dataclass(frozen=True)
 class LoadedModel:
     """`model` is the causal LM, or only its base where there is no head to sample from (`head` False). `layer_types`
-    and `window`: as `group_layers` takes them."""
+    and `window`: as `group_layers` takes them. `kv_heads` and `sizes` are of the shard, `model_kv_heads` of the whole
+    model."""
 
     model: torch.nn.Module
     dtype: DType
     layers: int
     kv_heads: int
+    model_kv_heads: int
     head_dim: int
     vocab_size: int
     max_positions: int
@@ -40,13 +44,14 @@ class LoadedModel:
     window: int | None
     eos_token_ids: frozenset[int]
     sizes: ModelSizes
+    shard: Shard = WHOLE
 
     def geometry(self, page_size: int) -> CacheGeometry:
         groups = group_layers(self.layers, self.layer_types, self.window)
         return CacheGeometry(page_size, self.kv_heads, self.head_dim, self.dtype, groups)
 
 
-def load_model(directory: Path, dtype: DType = "float32", head: bool = True) -> LoadedModel:
+def load_model(directory: Path, dtype: DType = "float32", head: bool = True, shard: Shard = WHOLE) -> LoadedModel:
     """`head` False loads the base model alone, for a node that never samples.
 
     Raises IncompleteModel or UnsupportedModel, before the weights are read.
@@ -54,19 +59,27 @@ def load_model(directory: Path, dtype: DType = "float32", head: bool = True) -> 
     check_complete(directory)
     config = AutoConfig.from_pretrained(directory, local_files_only=True)
     check_supported(config)
+    check_divisible(config, shard.world)
+    if not shard.is_whole:
+        check_plan(config)
     register_attention()
+    model = _read_weights(directory, DTYPES[dtype], head)
+    if not shard.is_whole:
+        cut(model, shard)
     return LoadedModel(
-        model=_read_weights(directory, DTYPES[dtype], head),
+        model=model,
         dtype=dtype,
         layers=config.num_hidden_layers,
-        kv_heads=config.num_key_value_heads,
+        kv_heads=kv_heads_per_rank(config.num_key_value_heads, shard.world),
+        model_kv_heads=config.num_key_value_heads,
         head_dim=getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
         vocab_size=config.vocab_size,
         max_positions=config.max_position_embeddings,
         layer_types=layer_types(config),
         window=window(config),
         eos_token_ids=_end_tokens(directory, config),
-        sizes=ModelSizes.of(config),
+        sizes=ModelSizes.of(config).divided(shard.world),
+        shard=shard,
     )
 
 
