@@ -1,6 +1,6 @@
-"""Models shared by the engine's tests."""
+"""Models shared by the engine's tests, and a manager over a scripted runner."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import cast
@@ -8,7 +8,10 @@ from typing import cast
 import pytest
 import torch
 
+from engine.manager import ContinuousBatchingManager
+from tests.engine.managing import positions
 from tests.engine.tiny_models import KINDS
+from tests.engine.traces import Harness
 from tests.tiny_model import save_weights
 
 torch.set_num_threads(1)
@@ -35,3 +38,16 @@ def tiny_kind(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]
 def any_kind(request: pytest.FixtureRequest, tiny_kind: Callable[[str], Path]) -> Path:
     """Each of KINDS in turn."""
     return tiny_kind(cast(str, request.param))
+
+
+@pytest.fixture(params=[False, True], ids=["sync", "async"])
+def harness(request: pytest.FixtureRequest) -> Harness:
+    return Harness(emit=positions, asynchronous=request.param)
+
+
+@pytest.fixture
+def manager(harness: Harness) -> Iterator[ContinuousBatchingManager]:
+    with ContinuousBatchingManager(harness.engine) as manager:
+        yield manager
+    assert not manager.alive
+    harness.assert_at_rest()
