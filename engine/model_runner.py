@@ -33,7 +33,7 @@ class ModelRunner:
     The two halves of `launch` may be called by different threads, one each: `prepare` reads the batch, `forward` runs
     the model. Forwards run in the order of their batches: one may carry tokens of the one before. `end_tokens`: the
     model's own, which min_tokens forbids. `padding`: run the shapes that captured forwards would have; on a CPU that
-    only shows that padding changes nothing.
+    only shows that padding changes nothing. `chooses` False: another rank chooses the tokens, and this one reports none.
     """
 
     def __init__(
@@ -42,11 +42,13 @@ class ModelRunner:
         backend: AttentionBackend[Any],
         end_tokens: Set[int] = frozenset(),
         padding: Padding | None = None,
+        chooses: bool = True,
     ) -> None:
         self._model = model
         self._backend = backend
         self._end_tokens = end_tokens
         self._padding = padding
+        self._chooses = chooses
         self._previous: Samples | None = []
 
     def launch(self, batch: ForwardBatch) -> "Future[ForwardResult]":
@@ -67,13 +69,13 @@ class ModelRunner:
         return ForwardResult(tokens, started, time.monotonic_ns())
 
     def close(self) -> None:
-        """It has no thread and no memory of its own."""
+        self._model.close()
 
     def _plan(self, batch: ForwardBatch) -> PlannedForward:
         return PlannedForward(prepare_forward(batch), self._backend.plan(batch))
 
     def _run(self, inputs: PreparedForward, plan: Any) -> Samples:
-        if not inputs.keys:
+        if not inputs.keys or not self._chooses:
             self._model.hidden(inputs.token_ids, inputs.positions, plan, inputs.ends)
             return []
         logits = self._model.logits(inputs.token_ids, inputs.positions, plan, inputs.ends)

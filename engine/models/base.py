@@ -14,3 +14,6 @@ class ServedModel(Protocol):
 
     def logits(self, token_ids: torch.Tensor, positions: torch.Tensor, plan: Any, rows: torch.Tensor) -> torch.Tensor:
         """`[len(rows), vocab]`, of the packed tokens at `rows`."""
+
+    def close(self) -> None:
+        """Gives transformers' modules back as they were. Nothing runs here any more."""

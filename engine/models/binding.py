@@ -43,11 +43,10 @@ class BoundModel:
         self._model = model
         self._base = cast(Any, model).base_model
         self._backend = backend
-        if collective:
-            for module in partial_sums(model):
-                module.register_forward_hook(partial(_sum_output, collective))
+        sums = partial_sums(model) if collective else ()
+        self._hooks = [module.register_forward_hook(partial(_sum_output, collective)) for module in sums]
         for layer in self._base.layers:  # behind the sums: hooks run in the order of their registration
-            layer.self_attn.o_proj.register_forward_hook(lambda *_: progress.advance())
+            self._hooks.append(layer.self_attn.o_proj.register_forward_hook(lambda *_: progress.advance()))
 
     def hidden(self, token_ids: torch.Tensor, positions: torch.Tensor, plan: Any, rows: torch.Tensor) -> torch.Tensor:
         """Final hidden states `[len(rows), hidden]`, of the packed tokens at `rows`; the head does not run."""
@@ -58,6 +57,10 @@ class BoundModel:
         """`[len(rows), vocab]`, of the packed tokens at `rows`."""
         output = self._model(**self._inputs(token_ids, positions, plan), logits_to_keep=rows)
         return cast(torch.Tensor, output.logits[0])
+
+    def close(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
 
     def _inputs(self, token_ids: torch.Tensor, positions: torch.Tensor, plan: Any) -> dict[str, Any]:
         return {

@@ -15,18 +15,26 @@ PANEL = 16
 
 
 class Linear:
-    """One product for linear modules of the same input. Their weights move into it: the modules are left without any,
-    so that nothing lies in memory twice."""
+    """One product for linear modules of the same input. Their weights move into it: until `give_back` the modules are
+    without any, so that nothing lies in memory twice."""
 
     def __init__(self, *modules: Any) -> None:
         weights = [module.weight.detach() for module in modules]
-        self.outputs, inputs = sum(map(len, weights)), weights[0].shape[1]
+        self._modules, self._parts = modules, [len(weight) for weight in weights]
+        self.outputs, inputs = sum(self._parts), weights[0].shape[1]
         self._panels = _in_panels(torch.cat(weights))
         self._bias = None if modules[0].bias is None else torch.cat([module.bias.detach() for module in modules])
         for module in modules:
             module.weight.data = module.weight.data.new_empty(0)
         bias = 0 if self._bias is None else self._bias.data_ptr()
         self.description = core().ffi.new("kf_linear *", (self._panels.data_ptr(), bias, inputs, self.outputs))
+
+    def give_back(self) -> None:
+        """The modules have their weights again, and this is of no more use."""
+        weights = self._panels.transpose(1, 2).flatten(0, 1)[: self.outputs]
+        for module, weight in zip(self._modules, weights.split(self._parts), strict=True):
+            module.weight.data = weight
+        self._panels = self._panels.new_empty(0)
 
     def rows(self, indices: torch.Tensor) -> torch.Tensor:
         """The weights `[len(indices), inputs]` of those outputs."""

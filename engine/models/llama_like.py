@@ -30,7 +30,7 @@ class DecoderLayer:
 
 
 class LlamaLikeModel:
-    """See ServedModel. The weights move out of the modules. `collective`: where `model` is a shard."""
+    """See ServedModel. Until `close` the weights are out of the modules. `collective`: where `model` is a shard."""
 
     def __init__(
         self,
@@ -64,6 +64,11 @@ class LlamaLikeModel:
         """`[len(rows), vocab]`, of the packed tokens at `rows`."""
         assert self._head, "a model without a head was asked for logits"
         return self._kernels.multiply(self.hidden(token_ids, positions, plan, rows), self._head)
+
+    def close(self) -> None:
+        linears = [linear for layer in self._layers for linear in (layer.qkv, layer.output, layer.gate_up, layer.down)]
+        for linear in [*linears, self._head] if self._head else linears:
+            linear.give_back()
 
     def _run_layers(
         self, token_ids: torch.Tensor, positions: torch.Tensor, plan: Any, rows: torch.Tensor

@@ -103,6 +103,8 @@ def test_joined_modules_are_one_product_and_leave_their_weights_to_it(kernels: D
     linear = Linear(*modules)
     assert_close(kernels.multiply(x, linear), expected)
     assert all(module.weight.untyped_storage().nbytes() == 0 for module in modules)
+    linear.give_back()
+    assert_close(torch.cat([module(x) for module in modules], dim=1), expected)
 
 
 def test_rows_of_weights() -> None:

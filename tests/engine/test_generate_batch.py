@@ -56,6 +56,7 @@ def test_b04_batches_follow_each_other_and_the_model_is_as_before(tiny_llama: Pa
         assert [list(output.prompt_ids) for output in batch.values()] == prompts
     assert not batches[0].keys() & batches[1].keys()
     assert_at_rest(engine)
+    engine.close()
     assert [generate(loaded, prompt, 8) for prompt in prompts] == expected
 
 
