@@ -35,7 +35,7 @@ class NullDevice:
 
     def launch(self, batch: ForwardBatch) -> NullForward:
         now = monotonic_ns()
-        tokens: list[SampledToken | str] = [SampledToken(TOKEN)] * len(batch.samples)
+        tokens: list[SampledToken | str] = [SampledToken(TOKEN)] * batch.num_samples
         return NullForward(ForwardResult(tokens, now, now))
 
     def close(self) -> None: ...

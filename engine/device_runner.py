@@ -164,7 +164,7 @@ class DeviceRunner:
     @torch.inference_mode()
     def _start(self, side: _Side, before: IOPair, carried_from: DeviceForward | None, batch: ForwardBatch) -> _Launched:
         started, asked = time.monotonic_ns(), self._streams.mark()
-        wanted = len(batch.samples)
+        wanted = batch.num_samples
         batch, key = self._padded(batch)
         inputs = prepare_forward(batch)
         shape = Shape(batch.num_tokens, key.samples if key else wanted, wanted)

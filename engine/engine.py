@@ -80,7 +80,6 @@ class Engine:
         self._lives = Lives(parts.limits, self._cache, self._lookup, self._scheduler, room, config.seed)
         forward_pass = ForwardPass(parts.runner, self._cache, parts.progress)
         self._stepping = Stepping(
-            parts.limits,
             self._lives,
             self._scheduler,
             room,

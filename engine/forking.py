@@ -17,8 +17,8 @@ def child_of(parent: Request, sequence: int) -> Request:
         priority=parent.priority,
         cache_salt=parent.cache_salt,
     )
-    child.seed = (parent.seed + sequence) % (1 << 63)
-    child.token_limit = parent.token_limit
+    child.seed((parent.samples.seed + sequence) % (1 << 63))
+    child.token_limit, child.end_tokens = parent.token_limit, parent.end_tokens
     return child
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from engine.cache_manager import CacheManager, Holding
 from engine.errors import ForwardFailed
-from engine.forward_batch import PLACEHOLDER, BatchRow, ForwardBatch, SampleKey
+from engine.forward_batch import PLACEHOLDER, BatchRow, ForwardBatch
 from engine.outputs import EngineListener, PrefillChunk
 from engine.progress import ProgressWord
 from engine.runner import ForwardResult, PendingForward, Runner, SampledToken
@@ -50,7 +50,7 @@ class ForwardPass:
         except Exception as error:
             raise self._failed(batch, chunks, error, listener) from error
 
-    def finish(self, flight: InFlight, listener: EngineListener | None) -> tuple[ForwardResult, list[Outcome]]:
+    def finish(self, flight: InFlight, listener: EngineListener | None) -> tuple[ForwardResult, Sequence[Outcome]]:
         """Waits for it; one outcome per scheduled request, in order. Raises ForwardFailed, after the listener was
         told."""
         try:
@@ -59,8 +59,7 @@ class ForwardPass:
             raise self._failed(flight.batch, flight.chunks, error, listener) from error
         if listener and flight.chunks:
             listener.forward_ended(flight.chunks, result.started_ns, result.ended_ns)
-        tokens = iter(result.tokens)
-        return result, [next(tokens) if row.sample is not None else None for row in flight.batch.rows]
+        return result, _outcomes(flight.batch, result.tokens)
 
     def announce_cached(self, scheduled: Sequence[ScheduledRequest], listener: EngineListener | None, now: int) -> None:
         """Prompts that were found in the cache as a whole: there is nothing to run, and all of their KV is there."""
@@ -81,22 +80,22 @@ class ForwardPass:
     def _assemble(self, scheduled: Sequence[ScheduledRequest]) -> tuple[ForwardBatch, int]:
         """The batch, and how many of its tokens are of prompts."""
         rows, samples, prompt_tokens = [], 0, 0
-        for request, start, length in scheduled:
-            end = request.computed = start + length
-            tokens, carry, sample = request.tokens, -1, None
-            known = len(tokens)
-            slice_ = tokens[start:end] if end <= known else [PLACEHOLDER]
+        for item in scheduled:
+            request, start, end = item.request, item.start, item.start + item.length
+            known, carry, sample = len(request.tokens), -1, None
+            tokens = request.tokens[start:end] if end <= known else [PLACEHOLDER]
             if end > known:
                 carry = request.sample_index
             if end == known + request.unknown and not request.prefill_only:
-                sample = SampleKey(request.sampling, request.seed, end, tokens, len(request.prompt))
+                sample = request.samples
                 request.unknown += 1
                 request.sample_index = samples
                 samples += 1
-            if length > 1 or sample is None:
-                prompt_tokens += length
+            if sample is None or item.length > 1:
+                prompt_tokens += item.length
+            request.computed = end
             request.in_flight += 1
-            rows.append(BatchRow(request.id, start, slice_, request.tables, sample, carry))
+            rows.append(BatchRow(request.id, start, tokens, request.tables, sample, carry))
         return ForwardBatch(rows), prompt_tokens
 
     def _chunks(self, scheduled: Sequence[ScheduledRequest]) -> list[PrefillChunk]:
@@ -104,12 +103,19 @@ class ForwardPass:
         first = self._progress.value + 1
         return [
             PrefillChunk(
-                request_id=request.id,
-                start=start,
-                end=start + length,
-                blocks=tuple(self._cache.tables(request.owner)[0]),
+                request_id=item.request.id,
+                start=item.start,
+                end=item.end,
+                blocks=tuple(self._cache.tables(item.request.owner)[0]),
                 first_threshold=first,
             )
-            for request, start, length in scheduled
-            if request.prefill_only
+            for item in scheduled
+            if item.request.prefill_only
         ]
+
+
+def _outcomes(batch: ForwardBatch, tokens: Sequence[SampledToken | str]) -> Sequence[Outcome]:
+    if len(tokens) == len(batch.rows):
+        return tokens
+    left = iter(tokens)
+    return [next(left) if row.sample is not None else None for row in batch.rows]

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from engine.errors import CapacityExceeded, InvalidRequest
 from engine.request import Request
 from engine.sampling_limits import sampling_refusal
-from protocol.messages import FinishReason
 
 
 @dataclass(frozen=True)
@@ -46,11 +45,7 @@ class Limits:
         """Tokens, prompt and new, at which it is complete at the latest."""
         return min(len(request.prompt) + request.sampling.max_new_tokens, self.max_positions)
 
-    def finish_reason(self, request: Request, token: int) -> FinishReason | None:
-        """`token`: the one just appended. Running out of the model's positions counts as reaching the limit."""
-        sampling = request.sampling
-        if token in sampling.stop_token_ids or (not sampling.ignore_eos and token in self.eos_token_ids):
-            return FinishReason.STOP
-        if len(request.tokens) >= request.token_limit:
-            return FinishReason.LENGTH
-        return None
+    def end_tokens(self, request: Request) -> frozenset[int]:
+        """Tokens that end it."""
+        own = frozenset(request.sampling.stop_token_ids)
+        return own if request.sampling.ignore_eos else own | self.eos_token_ids

@@ -43,8 +43,9 @@ class Lives:
     def admit(self, request: Request) -> None:
         """It lives from now on, and has not been queued."""
         seed = request.sampling.seed
-        request.seed = self._seeds.getrandbits(63) if seed is None else seed
+        request.seed(self._seeds.getrandbits(63) if seed is None else seed)
         request.token_limit = self._limits.token_limit(request)
+        request.end_tokens = self._limits.end_tokens(request)
         self.requests[request.id] = request
         self.settled = False
 

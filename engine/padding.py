@@ -68,11 +68,11 @@ class Padding:
 
     def _decode_key(self, batch: ForwardBatch) -> GraphKey:
         total = self.requests(len(batch.rows))
-        return GraphKey(decode=True, query_tokens=total, rows=total, samples=total if batch.samples else 0)
+        return GraphKey(decode=True, query_tokens=total, rows=total, samples=total if batch.num_samples else 0)
 
     def _key(self, batch: ForwardBatch) -> GraphKey:
         keys = [[keys_of(row, group) for row in batch.rows] for group in self.geometry.groups]
-        samples = len(batch.samples)
+        samples = batch.num_samples
         return GraphKey(
             decode=False,
             query_tokens=self.query_tokens(batch.num_tokens),

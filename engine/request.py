@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import NamedTuple
 
+from engine.forward_batch import SampleStream
 from protocol.sampling import SamplingParams
 
 
@@ -53,7 +54,9 @@ class Request:
     owner: Owner = field(init=False)
     tokens: list[int] = field(init=False)
     token_limit: int = field(default=1 << 62, init=False)
-    """Tokens at which it is complete at the latest; set at admission."""
+    """Tokens at which it is complete at the latest; set at admission. Running out of the model's positions counts."""
+    end_tokens: frozenset[int] = field(default=frozenset(), init=False)
+    """Tokens that complete it; set at admission."""
     computed: int = field(default=0, init=False)
     capacity: int = field(default=0, init=False)
     """Tokens that its blocks hold, as far as the scheduler has noticed: no need to ask for more until then."""
@@ -64,7 +67,8 @@ class Request:
     """Forwards under way that it is part of."""
     sample_index: int = field(default=-1, init=False)
     """Where in the last launched forward's samples its token is."""
-    seed: int = field(default=0, init=False)
+    samples: SampleStream = field(init=False)
+    """What its tokens are drawn from; seeded at admission."""
     overtakes: int = field(default=0, init=False)
     started: bool = field(default=False, init=False)
     """It has been active."""
@@ -78,6 +82,10 @@ class Request:
     def __post_init__(self) -> None:
         self.owner = Owner(self.id, self.attempt)
         self.tokens = list(self.prompt)
+        self.seed(0)
+
+    def seed(self, seed: int) -> None:
+        self.samples = SampleStream(self.sampling, seed, self.tokens, len(self.prompt))
 
     @property
     def generated(self) -> int:

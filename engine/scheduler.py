@@ -3,7 +3,6 @@
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from engine.cache_manager import CacheManager
 from engine.config import ContinuousBatchingConfig
@@ -15,7 +14,8 @@ from engine.waiting import WaitingQueue
 DECODING, PREFILLING = RequestStatus.DECODING, RequestStatus.PREFILLING
 
 
-class ScheduledRequest(NamedTuple):
+@dataclass(slots=True)  # not frozen: one is made for every token, and freezing triples its cost
+class ScheduledRequest:
     """`length` tokens of the request, from `start` on: 0 where all of a prompt was found in the cache."""
 
     request: Request
@@ -42,26 +42,28 @@ class SchedulerOutput:
         return not self.scheduled and self.allocation_failed
 
 
-@dataclass
+@dataclass(slots=True)
 class _Budget:
     """What is left of one forward: query tokens, tokens of KV read back, requests. As long as there are only decodes,
-    models without sliding layers read KV through block tables, at no cost."""
+    models without sliding layers read KV through block tables, at no cost: then `reads_are_free`. `in_margin`: so many
+    blocks are free that prompts may run beside others."""
 
     tokens: int
     cache: int
     requests: int
     reads_are_free: bool
-    """As long as there are only decodes."""
+    in_margin: bool
 
-    def allows(self, read: int, decoding: bool) -> bool:
-        return read <= self.cache or (decoding and self.reads_are_free)
-
-    def spend(self, count: int, read: int, decoding: bool) -> None:
+    def spend_on_prompt(self, count: int, read: int) -> None:
         self.tokens -= count
         self.cache -= read
         self.requests -= 1
-        if not decoding:
-            self.reads_are_free = False
+        self.reads_are_free = False
+
+    def spend_on_decodes(self, count: int, cache_left: int) -> None:
+        self.tokens -= count
+        self.requests -= count
+        self.cache = cache_left
 
     @property
     def spent(self) -> bool:
@@ -88,8 +90,10 @@ class Scheduler(ABC):
         self._admissions_held = False
 
     @abstractmethod
-    def _running(self) -> list[Request]:
-        """The active requests in the order in which they are considered; scheduling one may change its status."""
+    def _run_active(
+        self, decodes: Sequence[Request], prompts: Sequence[Request], budget: _Budget, output: SchedulerOutput
+    ) -> None:
+        """`_decode` and `_prefill`, in the order of this scheduler."""
 
     # ---- the queues ----
 
@@ -127,15 +131,10 @@ class Scheduler(ABC):
         a cached prefix was attached."""
         self._cache.recycle()
         output = SchedulerOutput()
-        budget = _Budget(self._batch_tokens, self._cache_tokens, self._request_cap, self._is_full)
-        in_margin = self._in_margin()
-        for request in self._running():
-            if not in_margin and output.scheduled and request.status is not DECODING:
-                continue
-            if self._try(request, budget, output) and budget.spent:
-                return output
-        if not self._admissions_are_held:
-            self._admit(budget, output, in_margin)
+        budget = _Budget(self._batch_tokens, self._cache_tokens, self._request_cap, self._is_full, self._in_margin())
+        self._run_active(self._active_in(DECODING), self._active_in(PREFILLING), budget, output)
+        if not (budget.spent or self._admissions_are_held):
+            self._admit(budget, output)
         return output
 
     def may_reserve(self, request: Request, hits: Sequence[int], busy: bool) -> bool:
@@ -153,11 +152,41 @@ class Scheduler(ABC):
 
     # ---- inside ----
 
-    def _admit(self, budget: _Budget, output: SchedulerOutput, in_margin: bool) -> None:
+    def _decode(self, requests: Iterable[Request], budget: _Budget, output: SchedulerOutput) -> None:
+        """One token of each, as far as budgets and blocks allow. Runs once a token: what it does for each is spelt
+        out."""
+        scheduled, before = output.scheduled, len(output.scheduled)
+        room, cache, reads_are_free = min(budget.tokens, budget.requests), budget.cache, budget.reads_are_free
+        window = self._window
+        for request in requests:
+            if room <= 0 or (cache <= 0 and not reads_are_free):
+                break
+            computed = request.computed
+            read = computed if window is None or computed < window else window
+            if read > cache and not reads_are_free:
+                continue
+            if request.unknown and computed + 1 >= request.token_limit:
+                continue  # the token that is being sampled will be its last one
+            if computed >= request.capacity and not self._grow(request, computed + 1, output):
+                continue
+            cache -= read
+            room -= 1
+            scheduled.append(ScheduledRequest(request, computed, 1))
+        budget.spend_on_decodes(len(scheduled) - before, cache)
+
+    def _prefill(self, requests: Iterable[Request], budget: _Budget, output: SchedulerOutput) -> None:
+        """Tokens of prompts under way, as many as budgets and blocks allow. Outside the margin one runs only if nothing
+        else does."""
+        for request in requests:
+            if budget.spent or (output.scheduled and not budget.in_margin):
+                return
+            self._try(request, budget, output)
+
+    def _admit(self, budget: _Budget, output: SchedulerOutput) -> None:
         """Waiting requests; one that does not fit does not block those behind, but for a bounded number of times."""
         passed: list[Request] = []
         for request in self.waiting:
-            if (not in_margin and output.scheduled) or (passed and passed[-1].overtakes >= self._max_overtakes):
+            if (output.scheduled and not budget.in_margin) or (passed and passed[-1].overtakes >= self._max_overtakes):
                 return
             if not self._try_waiting(request, budget, output):
                 passed.append(request)
@@ -180,25 +209,25 @@ class Scheduler(ABC):
         return True
 
     def _try(self, request: Request, budget: _Budget, output: SchedulerOutput, hits: Sequence[int] = ()) -> bool:
-        """Schedule one candidate if budgets and blocks allow."""
-        computed = request.computed
-        remaining = len(request.tokens) + request.unknown - computed
-        if (request.unknown or request.unborn) and not _may_run(request):
+        """Schedule one candidate that does not decode yet, if budgets and blocks allow."""
+        if not _may_run(request):
             return False
-        wanted = remaining - 1 if request.unborn else remaining
-        count = wanted if wanted < budget.tokens else budget.tokens
-        read = computed if self._window is None or computed < self._window else self._window
-        decoding = request.status is DECODING
-        if read > budget.cache and not budget.allows(read, decoding):
+        computed, remaining = request.computed, request.remaining
+        count = min(remaining - 1 if request.unborn else remaining, budget.tokens)
+        read = computed if self._window is None else min(computed, self._window)
+        if read > budget.cache or not self._grow(request, computed + count, output, hits):
             return False
-        if computed + count > request.capacity and not self._take_blocks(request, computed + count, hits):
-            self._note_failure(request, computed + count, output)
-            return False
-        budget.spend(count, read, decoding)
-        if not decoding or count < remaining:
-            request.status = DECODING if count == remaining and not request.prefill_only else PREFILLING
+        budget.spend_on_prompt(count, read)
+        request.status = DECODING if count == remaining and not request.prefill_only else PREFILLING
         output.scheduled.append(ScheduledRequest(request, computed, count))
         return True
+
+    def _grow(self, request: Request, tokens: int, output: SchedulerOutput, hits: Sequence[int] = ()) -> bool:
+        """Whether its blocks hold so many tokens, now or after taking some more."""
+        if tokens <= request.capacity or self._take_blocks(request, tokens, hits):
+            return True
+        self._note_failure(request, tokens, output)
+        return False
 
     def _take_blocks(self, request: Request, tokens: int, hits: Sequence[int]) -> bool:
         """A prefill-only request takes all of its blocks at admission, so that it can never stall."""
@@ -239,15 +268,21 @@ class Scheduler(ABC):
 class FIFOScheduler(Scheduler):
     """Active decodes first, then prompts under way, then waiting requests in order of arrival."""
 
-    def _running(self) -> list[Request]:
-        return [*self._active_in(DECODING), *self._active_in(PREFILLING)]
+    def _run_active(
+        self, decodes: Sequence[Request], prompts: Sequence[Request], budget: _Budget, output: SchedulerOutput
+    ) -> None:
+        self._decode(decodes, budget, output)
+        self._prefill(prompts, budget, output)
 
 
 class PrefillFirstScheduler(Scheduler):
     """Prompts under way first, then active decodes, then waiting requests in order of arrival."""
 
-    def _running(self) -> list[Request]:
-        return [*self._active_in(PREFILLING), *self._active_in(DECODING)]
+    def _run_active(
+        self, decodes: Sequence[Request], prompts: Sequence[Request], budget: _Budget, output: SchedulerOutput
+    ) -> None:
+        self._prefill(prompts, budget, output)
+        self._decode(decodes, budget, output)
 
 
 SCHEDULERS: dict[str, type[Scheduler]] = {"fifo": FIFOScheduler, "prefill_first": PrefillFirstScheduler}

@@ -7,14 +7,15 @@ from engine.counters import EngineCounters
 from engine.errors import ForwardFailed
 from engine.forking import Forking
 from engine.forward import ForwardPass, InFlight, Outcome
-from engine.limits import Limits
 from engine.lives import Lives
 from engine.outputs import EngineListener, NewToken
 from engine.request import Request, RequestStatus
 from engine.room import RoomMaker
 from engine.runner import SampledToken
 from engine.scheduler import ScheduledRequest, Scheduler, SchedulerOutput
-from protocol.messages import FailureCode
+from protocol.messages import FailureCode, FinishReason
+
+FINISHED = RequestStatus.FINISHED
 
 
 class Stepping:
@@ -22,7 +23,6 @@ class Stepping:
 
     def __init__(
         self,
-        limits: Limits,
         lives: Lives,
         scheduler: Scheduler,
         room: RoomMaker,
@@ -32,7 +32,6 @@ class Stepping:
         page_size: int,
     ) -> None:
         self.listener: EngineListener | None = None
-        self._limits = limits
         self._lives = lives
         self._scheduler = scheduler
         self._room = room
@@ -101,18 +100,19 @@ class Stepping:
         return bool(outgrown) or self._room.make_room(output)
 
     def _update(self, item: ScheduledRequest, outcome: Outcome) -> None:
-        request, start, length = item
+        request = item.request
         request.in_flight -= 1
         if outcome is not None:
             request.unknown -= 1
-        if request.status >= RequestStatus.FINISHED:
+        if request.status >= FINISHED:
             return
         if isinstance(outcome, str):
             # What made its logits wrong may be in its KV: nobody else is to begin with it.
             self._lives.fail(request, FailureCode.INTERNAL, outcome, keep=False)
             return
-        if (start + length) // self._page_size > start // self._page_size:
-            self._lives.register(request, start, start + length)
+        end = item.start + item.length
+        if end % self._page_size < item.length:  # a page ends among them
+            self._lives.register(request, item.start, end)
         if outcome is None:
             self._prompt_advanced(request)
         else:
@@ -123,9 +123,10 @@ class Stepping:
         tokens = request.tokens
         self._lives.output.tokens.append(NewToken(request.id, len(tokens) - len(request.prompt), token, logprob))
         tokens.append(token)
-        reason = self._limits.finish_reason(request, token)
-        if reason:
-            self._lives.end(request, RequestStatus.FINISHED, reason)
+        if token in request.end_tokens:
+            self._lives.end(request, FINISHED, FinishReason.STOP)
+        elif len(tokens) >= request.token_limit:
+            self._lives.end(request, FINISHED, FinishReason.LENGTH)
 
     def _prompt_advanced(self, request: Request) -> None:
         if request.prefill_only and request.remaining == 0:
@@ -135,7 +136,7 @@ class Stepping:
 
     def _fail_batch(self, scheduled: Sequence[ScheduledRequest], error: ForwardFailed) -> None:
         self._counters.failed_batches += 1
-        for request, _, _ in scheduled:
+        for request in (item.request for item in scheduled):
             request.in_flight -= 1
             if not request.is_terminal:
                 self._lives.fail(request, FailureCode.INTERNAL, str(error))

@@ -10,6 +10,7 @@ import time
 import zlib
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -66,7 +67,7 @@ class FoldingRunner:
         self._previous: list[int] = []
 
     def launch(self, batch: ForwardBatch) -> "LateForward":
-        rows = [row._replace(tables=[list(table) for table in row.tables]) for row in batch.rows]
+        rows = [replace(row, tables=[list(table) for table in row.tables]) for row in batch.rows]
         forward = LateForward(self, rows)
         self._queue.append(forward)
         assert len(self._queue) <= 2

@@ -10,7 +10,7 @@ import torch
 from engine.attention.base import AttentionScores
 from engine.attention.torch_paged import TorchPagedAttention
 from engine.cache_pool import CachePool
-from engine.forward_batch import PLACEHOLDER, BatchRow, ForwardBatch, SampleKey
+from engine.forward_batch import PLACEHOLDER, BatchRow, ForwardBatch, SampleStream
 from engine.kv_cache import PagedKVCache
 from engine.models.binding import BoundModel
 from engine.models.loading import LoadedModel, load_model
@@ -103,13 +103,13 @@ class RunSequence:
     def row(self, count: int | None = None) -> BatchRow:
         """The next `count` tokens, by default all that are known and not yet in KV."""
         end = len(self.tokens) if count is None else self.past + count
-        row = BatchRow(self.id, self.past, self.tokens[self.past : end], self.tables, self._key(end))
+        row = BatchRow(self.id, self.past, self.tokens[self.past : end], self.tables, self._samples(end))
         self.past = end
         return row
 
     def carried_row(self, source: int) -> BatchRow:
         """Of a token that the forward before is still choosing, as its sample number `source`."""
-        row = BatchRow(self.id, self.past, [PLACEHOLDER], self.tables, self._key(self.past + 1), source)
+        row = BatchRow(self.id, self.past, [PLACEHOLDER], self.tables, self._samples(self.past + 1), source)
         self.past += 1
         return row
 
@@ -117,9 +117,9 @@ class RunSequence:
         assert isinstance(token, SampledToken), token
         self.tokens.append(token.token)
 
-    def _key(self, end: int) -> SampleKey | None:
+    def _samples(self, end: int) -> SampleStream | None:
         """The history is the live list, as the engine's is: without the token that is still being chosen."""
-        return SampleKey(self.params, 7, end, self.tokens, self.prompt_length) if end >= len(self.tokens) else None
+        return SampleStream(self.params, 7, self.tokens, self.prompt_length) if end >= len(self.tokens) else None
 
 
 def batch(*rows: BatchRow) -> ForwardBatch:

@@ -1,6 +1,7 @@
 """The runner of a device with queues and graphs, on a device of the CPU's own: the same answers, however it runs."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -124,7 +125,7 @@ def test_a_broken_request_voids_its_own_next_token_alone(bench: DeviceBench, tin
 def test_a_forward_that_could_not_be_launched_voids_what_follows_from_it(bench: DeviceBench, tiny_llama: Path) -> None:
     runner = bench.runner(graphs=True, pairs=2)
     a, b = bench.sequence("a", prompt_of(6)), bench.sequence("b", prompt_of(9))
-    first = runner.launch(batch(a.row()._replace(tables=[[]])))
+    first = runner.launch(batch(replace(a.row(), tables=[[]])))
     second = runner.launch(batch(a.carried_row(0), b.row()))
     with pytest.raises(IndexError):
         first.result()

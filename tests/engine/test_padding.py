@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.cache_pool import POISON_BYTE
-from engine.forward_batch import BatchRow, ForwardBatch, SampleKey
+from engine.forward_batch import BatchRow, ForwardBatch, SampleStream
 from engine.geometry import READ_PADDING_CHUNK, WRITE_PADDING_CHUNK, AttentionType, CacheGeometry, LayerGroup
 from engine.model_runner import ModelRunner
 from engine.padding import Padding, is_decode, power_of_two, round_up
@@ -31,8 +31,7 @@ def padding(q_interval: int = 64, max_tokens: int = 512, max_requests: int = 24)
 
 
 def row(start: int, count: int, wanted: bool = True) -> BatchRow:
-    key = SampleKey(GREEDY, 0, start + count) if wanted else None
-    return BatchRow("r", start, [5] * count, [[], []], key)
+    return BatchRow("r", start, [5] * count, [[], []], SampleStream(GREEDY, 0) if wanted else None)
 
 
 @pytest.mark.parametrize(

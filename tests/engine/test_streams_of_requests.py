@@ -199,7 +199,7 @@ def assert_as_expected(stream: Stream) -> None:
     for name, request in names.items():
         ended, tokens = stream.gathered.ended[name], stream.gathered.tokens[name]
         sequence = 0 if name == request.id else int(name.rpartition("#")[2])
-        seed = (request.seed + sequence) % (1 << 63)
+        seed = (request.samples.seed + sequence) % (1 << 63)
         whole = expected(request.prompt, request.sampling.max_new_tokens, stream.shape.groups, ENDS, seed)
         if ended.reason is FinishReason.CANCELLED:
             assert tokens == whole[: len(tokens)]

@@ -1,6 +1,7 @@
 """Forwards on a thread of their own, each fed with tokens of the one before it."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -138,7 +139,7 @@ def test_what_goes_wrong_while_a_batch_is_prepared_is_the_results_to_raise(
     bench: Bench, threaded: ThreadedRunner, tiny_llama: Path
 ) -> None:
     a, b = bench.sequence("a", prompt_of(6)), bench.sequence("b", prompt_of(9))
-    first = threaded.launch(batch(a.row()._replace(tables=[[]])))
+    first = threaded.launch(batch(replace(a.row(), tables=[[]])))
     second = threaded.launch(batch(a.carried_row(0), b.row()))
     with pytest.raises(IndexError):
         first.result(DEADLINE_S)
