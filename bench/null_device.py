@@ -11,7 +11,7 @@ from engine.geometry import full_geometry
 from engine.limits import Limits
 from engine.progress import ProgressWord
 from engine.runner import ForwardResult, SampledToken
-from protocol.layout import KVLayout
+from protocol.layout import full_layout
 from protocol.sampling import SamplingParams
 
 VOCAB = 50_000
@@ -61,7 +61,7 @@ def null_engine(
 def build_null(config: ContinuousBatchingConfig, host_blocks: int = 0) -> Engine:
     """Of one layer with one small head, so that the pages of a large cache take little memory."""
     assert config.num_blocks is not None
-    layout = KVLayout(layers=1, kv_heads=1, page_size=config.page_size, head_dim=HEAD_DIM, dtype="float32")
+    layout = full_layout(layers=1, kv_heads=1, page_size=config.page_size, head_dim=HEAD_DIM, dtype="float32")
     geometry = full_geometry(layout)
     pool = CachePool(geometry, geometry.chunks_for(config.num_blocks))
     host = CachePool(geometry, geometry.chunks_for(host_blocks), reserved=0) if host_blocks else None

@@ -30,7 +30,7 @@ def build_node(config: DecodeConfig) -> DecodeNode:
     member, options = config.membership, config.engine
     key = read_cluster_key(member.cluster_key)
     fabric = open_engine(member.provider, member.host)
-    engine = build_engine(options, head=True, movable=True)
+    engine = build_engine(options, head=True)
     region = fabric.register(engine.pool.address, engine.pool.bytes)
     return DecodeNode(
         member,
@@ -38,7 +38,7 @@ def build_node(config: DecodeConfig) -> DecodeNode:
         served_model(options.model),
         engine,
         fabric,
-        region,
+        [region],
         Gates(member.test_gates),
         local_prefill=config.local_prefill,
         max_queue=member.max_queue,

@@ -221,9 +221,8 @@ class Admission:
 
     def _fetch(self, job: Job, reservation: Reservation) -> None:
         """Ask for the pages that are not here already; with all of them here, nobody is asked."""
-        tokens = job.request.prompt[:-1]
-        pages = self._engine.layout.pages_for(len(tokens))
-        if reservation.cached >= pages:
+        tokens, layout, cached = job.request.prompt[:-1], self._engine.layout, reservation.cached
+        if cached >= layout.pages_for(0, len(tokens)):
             job.state = JobState.WAITING_FOR_KV
             job.safe.add(job.attempt)
             self._join(job)
@@ -237,8 +236,8 @@ class Admission:
                 public_id=job.request.public_id,
                 peer=job.peer,
                 tokens=tokens,
-                blocks=reservation.blocks[reservation.cached : pages],
-                first_page=reservation.cached,
+                tables=[t[cached : layout.pages_for(g, len(tokens))] for g, t in enumerate(reservation.tables)],
+                first_page=cached,
                 deadline_s=remaining,
             )
         )

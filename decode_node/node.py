@@ -9,7 +9,7 @@ thread (owns the sockets), the status pages. Each talks to the others by posting
 
 import logging
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from decode_node.admission import Admission
 from decode_node.server import PrefillLinks
@@ -21,6 +21,7 @@ from kv_messenger.peers import Introduction
 from kv_messenger.plan import page_advice
 from kv_messenger.pump import Pump, as_metrics
 from kv_messenger.receiver import Receiver
+from kv_messenger.targets import Target
 from protocol import PROTOCOL_VERSION
 from protocol.channel import ControlThread
 from protocol.curve import ClusterKey
@@ -87,7 +88,8 @@ class _AdmissionOnEngine:
 
 
 class DecodeNode:
-    """`engine`, `fabric` and `region` (the engine's pool, registered) are handed in ready-made, and owned from then."""
+    """`engine`, `fabric` and `regions` (the engine's pools, registered, by rank) are handed in ready-made, and owned
+    from then."""
 
     def __init__(
         self,
@@ -96,7 +98,7 @@ class DecodeNode:
         model: ServedModel,
         engine: Engine,
         fabric: TransferEngine,
-        region: MemoryRegion,
+        regions: Sequence[MemoryRegion],
         gates: Gates,
         *,
         local_prefill: bool = False,
@@ -117,11 +119,11 @@ class DecodeNode:
         self._receiver = Receiver(
             me=Introduction(membership.instance, membership.name, self._compatibility, engine.layout),
             fabric=fabric,
-            region=region,
+            targets=[Target(tuple(regions))],
             owner=self._upward,
             send=self._links.send,
             hang_up=self._links.hang_up,
-            checksums=debug_pages,
+            debug=debug_pages,
         )
         self._pump = Pump(fabric, self._receiver)
         self._router = RouterLink(self._control, self.status, self._on_router_message, self._on_router_lost)

@@ -38,16 +38,14 @@ class Placed:
     asynchronous: bool
 
 
-def build_engine(options: EngineOptions, head: bool, movable: bool = False) -> Engine:
-    """`head` False: for a node that never samples. `movable`: its KV is to cross between nodes. Raises ModelRefused,
-    NoDevice; MemoryError if the sizes asked for do not fit; ValueError if the device cannot do what was asked for."""
+def build_engine(options: EngineOptions, head: bool) -> Engine:
+    """`head` False: for a node that never samples. Raises ModelRefused, NoDevice; MemoryError if the sizes asked for do
+    not fit; ValueError if the device cannot do what was asked for."""
     if options.device == "cuda" and not torch.cuda.is_available():
         raise NoDevice("--device cuda: no GPU is there, or this torch was built without CUDA")
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     loaded = load_model(options.model, options.dtype, head=head)
-    if movable:
-        loaded.geometry(options.batching.page_size).layout()  # refuses models whose KV cannot be moved
     return assemble(loaded, options.batching, torch.device(options.device))
 
 

@@ -80,9 +80,11 @@ class CacheManager:
 
     @property
     def quarantined(self) -> int:
-        """In blocks of the first group, which is the model's only one where anything is ever quarantined."""
-        holdings = list(self._holdings.values())
-        return sum(len(h.tables[0]) for h in holdings if h.state is HoldingState.QUARANTINED)
+        """In blocks of the whole model, rounded up."""
+        sizes = self.pool.geometry.block_bytes
+        kept = [h.tables for h in list(self._holdings.values()) if h.state is HoldingState.QUARANTINED]
+        held = sum(len(table) * size for tables in kept for table, size in zip(tables, sizes, strict=True))
+        return -(-held // sum(sizes))
 
     @property
     def _free_bytes(self) -> int:

@@ -49,10 +49,10 @@ class EngineParts:
 
 
 class Reservation(NamedTuple):
-    """`blocks`: for the whole prompt, in token order. The first `cached` of them hold their KV already and are shared:
-    nobody may write to them."""
+    """`tables`: the blocks for the whole prompt, in token order, by group. The first `cached` of the first group hold
+    their KV already and are shared: nobody may write to them."""
 
-    blocks: list[int]
+    tables: list[list[int]]
     cached: int
 
 
@@ -232,7 +232,7 @@ class Engine:
         request.status = RequestStatus.WAITING_FOR_REMOTE_KV
         self._lives.remote[request.id] = request
         self._cache.hold(request.owner, len(request.prompt), hits)
-        return Reservation(list(self._cache.tables(request.owner)[0]), len(hits))
+        return Reservation([list(table) for table in self._cache.tables(request.owner)], len(hits))
 
     def resume(self, request_id: str, computed: int) -> None:
         """KV of the first `computed` tokens is in its blocks: schedule the rest. Raises UnknownRequest."""

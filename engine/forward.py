@@ -106,7 +106,7 @@ class ForwardPass:
                 request_id=item.request.id,
                 start=item.start,
                 end=item.end,
-                blocks=tuple(self._cache.tables(item.request.owner)[0]),
+                tables=tuple(map(tuple, self._cache.tables(item.request.owner))),
                 first_threshold=first,
             )
             for item in scheduled

@@ -17,7 +17,7 @@ from enum import StrEnum
 from functools import cached_property
 
 from engine.errors import UnsupportedModel
-from protocol.layout import ITEM_SIZES, DType, KVLayout
+from protocol.layout import ITEM_SIZES, DType, GroupLayout, KVLayout
 
 ALIGNMENT = 128
 """Bytes: chunks begin at multiples of it."""
@@ -101,7 +101,7 @@ class CacheGeometry:
 
     @property
     def is_full(self) -> bool:
-        """Full attention in every layer: only then can blocks be shared, and KV be moved between nodes."""
+        """Full attention in every layer: only then can blocks be shared."""
         return all(group.type is AttentionType.FULL for group in self.groups)
 
     def chunks_for(self, num_blocks: int) -> int:
@@ -127,20 +127,23 @@ class CacheGeometry:
             return UNBOUNDED
         return bisect_left(range(UNBOUNDED), True, key=lambda tokens: not self.fits(tokens, chunks)) - 1
 
-    def layout(self) -> KVLayout:
-        """What peers need to know to compute a page's address. Raises UnsupportedModel with sliding layers."""
-        if not self.is_full:
-            raise UnsupportedModel("KV of models with sliding-window layers cannot be moved between nodes yet")
-        return KVLayout(
-            layers=self.layers,
-            kv_heads=self.kv_heads,
+    def layout(self, tensor_parallel: int = 1, kv_heads: int | None = None) -> KVLayout:
+        """What peers need to know to compute where a token's bytes lie. This is the cache of one of `tensor_parallel`
+        ranks; `kv_heads`: of the whole model, to be given where several ranks hold the same head."""
+        groups = tuple(GroupLayout(layers=group.layers, window=group.window) for group in self.groups)
+        layout = KVLayout(
+            groups=groups,
+            kv_heads=kv_heads or self.kv_heads * tensor_parallel,
             page_size=self.page_size,
             head_dim=self.head_dim,
             dtype=self.dtype,
+            tensor_parallel=tensor_parallel,
         )
+        assert layout.rank_heads == self.kv_heads, f"{self.kv_heads} heads on a rank, {layout.rank_heads} by the layout"
+        return layout
 
 
 def full_geometry(layout: KVLayout) -> CacheGeometry:
-    """Of a model whose layers all attend to everything."""
+    """Of one rank of a model whose layers all attend to everything."""
     group = LayerGroup(AttentionType.FULL, tuple(range(layout.layers)))
-    return CacheGeometry(layout.page_size, layout.kv_heads, layout.head_dim, layout.dtype, (group,))
+    return CacheGeometry(layout.page_size, layout.rank_heads, layout.head_dim, layout.dtype, (group,))

@@ -12,16 +12,17 @@ from protocol.ticket import TransferKey
 
 @dataclass(frozen=True, slots=True)
 class Fetch:
-    """What the node asks for: the KV of `tokens` (the prompt without its last one), from page `first_page` on, into
-    `blocks`, by `peer`, within `deadline_s`."""
+    """What the node asks for: the KV of `tokens` (the prompt without its last one), from page `first_page` on, into the
+    blocks of `tables` (by group) of the node's engine `target`, by `peer`, within `deadline_s`."""
 
     key: TransferKey
     public_id: str
     peer: PrefillAddress
     tokens: Sequence[int]
-    blocks: Sequence[int]
+    tables: Sequence[Sequence[int]]
     first_page: int
     deadline_s: float
+    target: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,15 +35,32 @@ class Arrival:
     arrived_ns: int
 
 
+@dataclass
+class ReceiverCounters:
+    requested: int = 0
+    arrived: int = 0
+    failed: int = 0
+    cancelled: int = 0
+    fences: int = 0
+    peers_lost: int = 0
+    unknown_completions: int = 0
+    checksum_errors: int = 0
+    writes: int = 0
+    bytes: int = 0
+
+
 @dataclass(slots=True)
 class Attempt:
-    """One fetch, with what the fabric holds for it."""
+    """One fetch, with what the fabric holds for it. Until its peer's layout is known nothing is expected, and nothing
+    was asked for: `expectation` is None."""
 
     fetch: Fetch
     transfer: ReceiverTransfer
     landing: Landing
     immediate: int
-    expectation: int
+    expectation: int | None = None
+    bytes: int = 0
+    """What will have arrived with the last write."""
     arrived_ns: int = 0
 
     @property
@@ -64,13 +82,17 @@ class Attempts:
 
     def add(self, attempt: Attempt) -> None:
         self._by_key[attempt.fetch.key] = attempt
-        self._by_expectation[attempt.expectation] = attempt
         self._none.clear()
+
+    def expecting(self, attempt: Attempt, expectation: int) -> None:
+        attempt.expectation = expectation
+        self._by_expectation[expectation] = attempt
 
     def remove(self, attempt: Attempt) -> None:
         """May be called again."""
         self._by_key.pop(attempt.fetch.key, None)
-        self._by_expectation.pop(attempt.expectation, None)
+        if attempt.expectation is not None:
+            self._by_expectation.pop(attempt.expectation, None)
         if not self._by_key:
             self._none.set()
 

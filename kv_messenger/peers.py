@@ -14,7 +14,7 @@ import msgspec
 
 from fabric.api import Landing, TransferEngine
 from protocol.layout import KVLayout
-from protocol.messages import Hello, Ping, PrefillAddress, PrefillRequest
+from protocol.messages import Hello, Ping, PrefillAddress
 from protocol.ticket import TransferKey
 
 PING_EVERY_S = 1.0
@@ -37,19 +37,20 @@ class Introduction:
 
 @dataclass(slots=True)
 class Peer:
-    """`number`: of its landing. `waiting`: requests held back until it has welcomed us."""
+    """`number`: of its landing. `layout`: of its pools, once it has welcomed us; until then `waiting` holds what we
+    will ask of it."""
 
     address: PrefillAddress
     number: int
     landing: Landing
     last_seen: float
-    welcomed: bool = False
-    waiting: list[PrefillRequest] = field(default_factory=list)
+    layout: KVLayout | None = None
+    waiting: list[TransferKey] = field(default_factory=list)
 
     def withdraw(self, key: TransferKey) -> bool:
-        """Take back a request that was never sent. False if it was sent, or is unknown."""
+        """Take back what was never asked. False if it was, or is unknown."""
         before = len(self.waiting)
-        self.waiting = [request for request in self.waiting if request.ticket.key != key]
+        self.waiting = [waiting for waiting in self.waiting if waiting != key]
         return len(self.waiting) < before
 
 
@@ -104,13 +105,10 @@ class PrefillPeers:
         self._send(address, hello)
         return peer
 
-    def welcome(self, instance: str, number: int) -> Peer | None:
-        """The peer, if this answers its current greeting for the first time."""
+    def greeted(self, instance: str, number: int) -> Peer | None:
+        """The peer whose current greeting this answers, for the first time."""
         peer = self._peers.get(instance)
-        if peer is None or peer.number != number or peer.welcomed:
-            return None
-        peer.welcomed, peer.last_seen = True, time.monotonic()
-        return peer
+        return peer if peer is not None and peer.number == number and peer.layout is None else None
 
     def seen(self, instance: str) -> None:
         peer = self._peers.get(instance)

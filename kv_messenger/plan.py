@@ -1,20 +1,26 @@
 """The transfer plan: two layouts, a prompt length and a ticket in; page writes and expected counts out. Pure.
 
-Equal sharding: rank i of the prefill side writes whole pages to rank i of the decode side, one write per page and
-layer. Unequal sharding adds further rank pairs with slices of a page; writes are merged only inside one destination
-page, so both sides derive the same count from layouts and length alone.
-
-    tokens      0 . . . . . . . . . . . . . . . . . . 22        page_size 8, 23 tokens to move
+    tokens      0 . . . . . . . . . . . . . . . . . . 22        pages of 8 tokens on both sides, 23 tokens to move
     pages       |------ 0 ------|------ 1 ------|---- 2 ---|
     chunks      [ 0 .. 9 ]            sends page 0 (1 will still change)
                           [ 10 .. 19 ]      sends page 1
                                       [ 20 .. 22 ]  sends page 2: the prompt ends
+
+Pages of one size: one write per rank pair, page and layer, the pair's heads being one run of bytes on both sides.
+Unequal pages: one write per head, part and run of tokens. Nothing is merged over the border of a destination page, and
+nothing counts but the two layouts and the prompt's length: so both sides expect the same number of writes.
 """
 
-from collections.abc import Sequence
+from array import array
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from operator import itemgetter
+from typing import NamedTuple
 
 from fabric.api import MemoryRegion, PageWrites, RemoteRegion
+from kv_messenger.runs import Run, RunCursor, count_runs, runs
+from kv_messenger.sharding import RankPair, assign_sets, rank_pairs
 from protocol.layout import KVLayout
 from protocol.ticket import TransferTicket
 
@@ -29,68 +35,156 @@ def page_advice(layout: KVLayout) -> str | None:
     return f"a page is {layout.page_bytes} bytes, each is one write: raise --page-size until it is {BUSY_PAGE_BYTES}"
 
 
-def refuse_pair(source: KVLayout, target: KVLayout) -> str | None:
-    """Why pages of `source` cannot be written into `target`, or None if they can."""
-    if source != target:
-        return f"unequal KV layouts are not supported: prefill side {source}, decode side {target}"
-    return None
-
-
-def pages_to_move(target: KVLayout, tokens: int, first_page: int) -> int:
+def pages_to_move(target: KVLayout, group: int, tokens: int, first_page: int) -> int:
     """Pages per layer that must cross for the first `tokens` tokens, less the `first_page` that the target holds."""
-    return max(0, target.pages_for(tokens) - first_page)
+    return max(0, target.pages_for(group, tokens) - first_page)
 
 
-def expected_writes(source: KVLayout, target: KVLayout, tokens: int, first_page: int) -> int:
-    """Writes that one destination rank will count."""
-    assert refuse_pair(source, target) is None
-    return pages_to_move(target, tokens, first_page) * target.layers
+class Expected(NamedTuple):
+    """What all ranks of the decode side will count together."""
+
+    writes: int
+    bytes: int
 
 
-@dataclass(frozen=True, slots=True)
+def expected(source: KVLayout, target: KVLayout, tokens: int, first_page: int) -> Expected:
+    """For the first `tokens` tokens, less the `first_page` pages of the target that are there already."""
+    pairs = rank_pairs(source, target, [0] * target.replica_sets)
+    heads = sum(len(pair.heads) for pair in pairs)
+    writes = size = 0
+    for group in target.groups:
+        count = count_runs(group, source.page_size, target.page_size, tokens, first_page) * len(group.layers)
+        if source.page_size == target.page_size:
+            writes += count * len(pairs)
+            size += count * heads * target.head_bytes
+        else:
+            slots = max(0, group.slots(tokens) - first_page * target.page_size)
+            writes += count * heads * target.parts
+            size += slots * len(group.layers) * heads * target.parts * target.token_bytes
+    return Expected(writes, size)
+
+
+class LayerWrites(NamedTuple):
+    """`layer`: the model's."""
+
+    layer: int
+    writes: PageWrites
+
+
+class _Pattern(NamedTuple):
+    """Where the writes of a chunk begin in any layer and head, in units of the strides; `length` in bytes."""
+
+    sources: Sequence[int]
+    source_stride: int
+    targets: Sequence[int]
+    target_stride: int
+    length: int
+
+
+@dataclass(frozen=True)
 class TransferPlan:
-    """One accepted ticket, ready to be turned into writes. `tokens`: how many must arrive."""
+    """One ticket, ready to be turned into writes. `regions`: the pools of the source's ranks. `tokens`: how many must
+    arrive. Both layouts fit each other (`refuse_pair`)."""
 
-    layout: KVLayout
-    region: MemoryRegion
+    source: KVLayout
+    regions: Sequence[MemoryRegion]
+    target: KVLayout
     ticket: TransferTicket
     tokens: int
 
-    @property
-    def total_pages(self) -> int:
-        return self.layout.pages_for(self.tokens)
+    @cached_property
+    def assigned(self) -> list[int]:
+        """The source's replica set for each of the target's."""
+        return assign_sets(self.source, self.target, f"{self.ticket.key}@{self.ticket.key.instance}")
+
+    @cached_property
+    def pairs(self) -> list[RankPair]:
+        return rank_pairs(self.source, self.target, self.assigned)
 
     def refusal(self) -> str | None:
-        """Why the ticket does not fit the request, or None."""
-        if len(self.ticket.ranks) != 1:
-            return f"ticket for {len(self.ticket.ranks)} ranks, this node has 1"
-        rank = self.ticket.ranks[0]
-        pages = pages_to_move(self.layout, self.tokens, self.ticket.first_page)
-        if pages == 0 or len(rank.blocks) != pages:
-            return f"ticket lists {len(rank.blocks)} blocks, {self.tokens} tokens need {pages}"
-        if (max(rank.blocks) + 1) * self.layout.block_bytes > rank.region_length:
-            return f"block {max(rank.blocks)} lies outside the registered pool of {rank.region_length} bytes"
-        if rank.region_base + rank.region_length >= 1 << 64:
-            return f"the pool at {rank.region_base:#x} does not fit into an address space"
+        """Why the ticket does not fit the request or the target's layout, or None."""
+        ticket, target = self.ticket, self.target
+        if len(ticket.regions) != target.tensor_parallel:
+            return f"ticket for {len(ticket.regions)} ranks, its node has {target.tensor_parallel}"
+        if len(ticket.blocks) != len(target.groups):
+            return f"ticket with {len(ticket.blocks)} block tables, the model has {len(target.groups)}"
+        if ticket.first_page and not target.is_full:
+            return "ticket leaves pages out, but only layers of full attention can hold them already"
+        reasons = (self._table_refusal(group, blocks) for group, blocks in enumerate(ticket.blocks))
+        return next(filter(None, reasons), None)
+
+    def _table_refusal(self, group: int, blocks: Sequence[int]) -> str | None:
+        pages = pages_to_move(self.target, group, self.tokens, self.ticket.first_page)
+        if pages == 0 or len(blocks) != pages:
+            return f"ticket lists {len(blocks)} blocks, {self.tokens} tokens need {pages}"
+        for region in self.ticket.regions:
+            if (max(blocks) + 1) * self.target.block_bytes(group) > region.length:
+                return f"block {max(blocks)} lies outside the registered pool of {region.length} bytes"
+            if region.base + region.length >= 1 << 64:
+                return f"the pool at {region.base:#x} does not fit into an address space"
         return None
 
-    def pages_complete(self, computed: int) -> int:
-        """Pages 0 .. n-1 that will not change any more once `computed` tokens are in the source pages."""
-        return self.total_pages if computed >= self.tokens else computed // self.layout.page_size
+    def cursors(self) -> list[RunCursor]:
+        """One for each group."""
+        sizes = self.source.page_size, self.target.page_size
+        first = self.ticket.first_page
+        return [RunCursor(runs(group, *sizes, self.tokens, first)) for group in self.target.groups]
 
-    def layer_writes(self, layer: int, pages: range, source_blocks: Sequence[int]) -> PageWrites:
-        """The writes of one layer's `pages` (all at or past the ticket's first page). `source_blocks`: the whole block
-        table of the prompt on the prefill side."""
-        rank = self.ticket.ranks[0]
+    def writes(self, taken: Sequence[Sequence[Run]], tables: Sequence[Sequence[int]]) -> list[LayerWrites]:
+        """The writes of these runs, by group, in every layer of their group, ascending. `tables`: the source's whole
+        block tables."""
+        listed = [w for g, of_group in enumerate(taken) if of_group for w in self._writes(g, of_group, tables[g])]
+        return sorted(listed, key=itemgetter(0))
+
+    def _writes(self, group: int, taken: Sequence[Run], table: Sequence[int]) -> Iterator[LayerWrites]:
+        """What the layers and pairs have in common is computed once: only offsets differ."""
+        widths = {len(pair.heads) for pair in self.pairs}
+        patterns = {heads: self._patterns(group, taken, table, heads) for heads in widths}
+        for ordinal, layer in enumerate(self.target.groups[group].layers):
+            for pair in self.pairs:
+                for pattern in patterns[len(pair.heads)]:
+                    yield LayerWrites(layer, self._page_writes(pair, ordinal, pattern))
+
+    def _patterns(self, group: int, taken: Sequence[Run], table: Sequence[int], heads: int) -> list[_Pattern]:
+        source, target, first = self.source, self.target, self.ticket.first_page
+        blocks = self.ticket.blocks[group]
+        strides = source.block_bytes(group), target.block_bytes(group)
+        if source.page_size == target.page_size:
+            from_blocks = array("Q", [table[run.source_page] for run in taken])
+            to_blocks = array("Q", [blocks[run.target_page - first] for run in taken])
+            return [_Pattern(from_blocks, strides[0], to_blocks, strides[1], heads * target.head_bytes)]
+        patterns = []
+        for length in sorted({run.length for run in taken}):
+            cut = [run for run in taken if run.length == length]
+            starts = [table[r.source_page] * strides[0] + r.source_slot * source.token_bytes for r in cut]
+            ends = [blocks[r.target_page - first] * strides[1] + r.target_slot * target.token_bytes for r in cut]
+            froms, tos = _each_part(starts, source, heads), _each_part(ends, target, heads)
+            patterns.append(_Pattern(froms, 1, tos, 1, length * target.token_bytes))
+        return patterns
+
+    def _page_writes(self, pair: RankPair, ordinal: int, pattern: _Pattern) -> PageWrites:
+        region = self.ticket.regions[pair.target]
         return PageWrites(
-            source=self.region,
-            source_indices=[source_blocks[page] for page in pages],
-            source_stride=self.layout.block_bytes,
-            source_offset=layer * self.layout.page_bytes,
-            target=RemoteRegion(rank.region_key, rank.region_base, rank.region_length),
-            target_indices=[rank.blocks[page - self.ticket.first_page] for page in pages],
-            target_stride=self.layout.block_bytes,
-            target_offset=layer * self.layout.page_bytes,
-            length=self.layout.page_bytes,
-            immediate=rank.immediate,
+            source=self.regions[pair.source],
+            source_indices=pattern.sources,
+            source_stride=pattern.source_stride,
+            source_offset=_offset(self.source, ordinal, pair.source, pair.heads),
+            target=RemoteRegion(region.key, region.base, region.length),
+            target_indices=pattern.targets,
+            target_stride=pattern.target_stride,
+            target_offset=_offset(self.target, ordinal, pair.target, pair.heads),
+            length=pattern.length,
+            immediate=self.ticket.immediate,
         )
+
+
+def _offset(layout: KVLayout, ordinal: int, rank: int, heads: range) -> int:
+    """Bytes from a block's start to the first of `heads` in the block's page `ordinal`, in the pool of `rank`."""
+    return ordinal * layout.page_bytes + (heads.start - layout.heads_of(rank).start) * layout.head_bytes
+
+
+def _each_part(starts: Sequence[int], layout: KVLayout, heads: int) -> Sequence[int]:
+    """The byte of each part of `heads` heads, for tokens whose first head's first part is at `starts`."""
+    part_bytes = layout.page_size * layout.token_bytes
+    steps = [index * part_bytes for index in range(heads * layout.parts)]
+    return array("Q", [start + step for start in starts for step in steps])

@@ -1,8 +1,8 @@
 """The decode side of the messenger: arms immediates, sends tickets, and decides when KV is there and pages are safe.
 
 Everything here runs on the pump's thread. It keeps one landing endpoint per prefill instance and one
-`ReceiverTransfer` per attempt. Closing a landing is the fence; where the provider allows that only for a dead peer, a
-lost peer's landing lingers, and its pages stay quarantined, until the peer is proven dead or has accounted for them.
+`ReceiverTransfer` per attempt. How many writes make a transfer whole depends on the source's layout too, so a ticket
+leaves, and its writes are expected, once its peer has welcomed us.
 """
 
 import logging
@@ -11,13 +11,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from fabric.api import Arrived, EndpointFailed, Event, Landing, MemoryRegion, OverCounted, TransferEngine
+from fabric.api import Arrived, EndpointFailed, Event, OverCounted, TransferEngine
 from fabric.errors import FabricError
 from fabric.immediates import ImmediateSlots
-from kv_messenger.attempts import Arrival, Attempt, Attempts, Fetch
-from kv_messenger.checksums import first_difference, page_checksums
+from kv_messenger.attempts import Arrival, Attempt, Attempts, Fetch, ReceiverCounters
+from kv_messenger.checksums import HeldPages, checksums, first_difference, places
+from kv_messenger.fencing import Fencing
 from kv_messenger.peers import Introduction, Peer, PrefillPeers, SendToPeer
-from kv_messenger.plan import expected_writes
+from kv_messenger.plan import expected
 from kv_messenger.receiver_transfer import (
     AccountClosed,
     Action,
@@ -28,6 +29,8 @@ from kv_messenger.receiver_transfer import (
     ReceiverTransfer,
     Revise,
 )
+from kv_messenger.sharding import refuse_pair
+from kv_messenger.targets import Target
 from protocol.logs import event as log_event
 from protocol.messages import (
     AbortTransfer,
@@ -41,7 +44,7 @@ from protocol.messages import (
     TransferFinished,
     Welcome,
 )
-from protocol.ticket import RankTicket, TransferKey, TransferTicket
+from protocol.ticket import TransferKey, TransferTicket
 
 log = logging.getLogger(__name__)
 
@@ -60,38 +63,24 @@ class ReceiverOwner(Protocol):
 
 
 @dataclass
-class ReceiverCounters:
-    requested: int = 0
-    arrived: int = 0
-    failed: int = 0
-    cancelled: int = 0
-    fences: int = 0
-    peers_lost: int = 0
-    unknown_completions: int = 0
-    checksum_errors: int = 0
-    writes: int = 0
-    bytes: int = 0
-
-
-@dataclass
 class Receiver:
-    """`region` is the registered page pool. `hang_up` closes the control link to an instance. `checksums`: compare one
-    per page before a request may be resumed (debug mode)."""
+    """`hang_up` closes the control link to an instance. `debug`: compare checksums of what was moved before a request
+    may be resumed."""
 
     me: Introduction
     fabric: TransferEngine
-    region: MemoryRegion
+    targets: Sequence[Target]
     owner: ReceiverOwner
     send: SendToPeer
     hang_up: Callable[[str], None]
-    checksums: bool = False
+    debug: bool = False
     counters: ReceiverCounters = field(default_factory=ReceiverCounters)
     _slots: ImmediateSlots = field(default_factory=ImmediateSlots)
     _attempts: Attempts = field(default_factory=Attempts)
 
     def __post_init__(self) -> None:
         self._peers = PrefillPeers(self.me, self.fabric, self.send)
-        self._layout = self.me.layout
+        self._fencing = Fencing(self.fabric, self._peers, self._attempts, self.counters, self.hang_up, self._do)
 
     @property
     def transfers(self) -> int:
@@ -123,16 +112,14 @@ class Receiver:
             self._slots.give_back(immediate)
             self._refuse(fetch, Failure(FailureCode.TRANSFER_FAILED, str(error)[:1000]))
             return
-        expected = expected_writes(self._layout, self._layout, len(fetch.tokens), fetch.first_page)
-        expectation = self.fabric.expect(peer.landing, immediate, expected)
-        transfer = ReceiverTransfer(fetch.key, expected, time.monotonic() + fetch.deadline_s, self.checksums)
-        self._attempts.add(Attempt(fetch, transfer, peer.landing, immediate, expectation))
+        transfer = ReceiverTransfer(fetch.key, time.monotonic() + fetch.deadline_s, self.debug)
+        attempt = Attempt(fetch, transfer, peer.landing, immediate)
+        self._attempts.add(attempt)
         self.counters.requested += 1
-        request = self._prefill_request(fetch, peer, immediate)
-        if peer.welcomed:
-            self.send(peer.address, request)
+        if peer.layout is None:
+            peer.waiting.append(fetch.key)
         else:
-            peer.waiting.append(request)
+            self._ask(peer, attempt)
 
     def abort(self, key: TransferKey, failure: Failure | None) -> None:
         attempt = self._attempts.get(key)
@@ -141,13 +128,7 @@ class Receiver:
 
     def peer_dead(self, instance: str) -> None:
         """The peer's process is proven gone: another instance answers at its address, or nobody listens there."""
-        peer = self._peers.get(instance)
-        if peer is not None:
-            self._lose(peer, "its process is gone", proven_dead=True)
-        for owner, landing in self._peers.lingering:
-            if owner == instance:
-                self._peers.forget_lingering(landing)
-                self._fence(landing, Failure(FailureCode.NODE_LOST, "prefill node is gone"))
+        self._fencing.peer_dead(instance)
 
     def stop_all(self, failure: Failure) -> None:
         """The node is going down: fail what is open and ask every sender to stop. Closing the fabric is the fence."""
@@ -161,24 +142,25 @@ class Receiver:
     # ---- from the control plane ----
 
     def on_welcome(self, welcome: Welcome) -> None:
-        peer = self._peers.welcome(welcome.instance, welcome.landing)
+        peer = self._peers.greeted(welcome.instance, welcome.landing)
         if peer is None:
             return
-        waiting, peer.waiting = peer.waiting, []
-        for request in waiting:
-            self.send(peer.address, request)
+        if reason := refuse_pair(welcome.layout, self.me.layout):
+            self._fencing.refused(peer, Failure(FailureCode.INCOMPATIBLE, reason))
+            return
+        peer.layout, peer.last_seen = welcome.layout, time.monotonic()
         log_event(log, "prefill node connected", peer=peer.address.name, peer_instance=welcome.instance)
+        waiting, peer.waiting = peer.waiting, []
+        for key in waiting:
+            attempt = self._attempts.get(key)
+            assert attempt is not None, f"{key} waits for a peer, but is over"
+            self._ask(peer, attempt)
 
     def on_hello_refused(self, asked: str, refused: HelloRefused) -> None:
-        """`asked`: the instance that we meant to reach. It will never write to us."""
-        peer = self._peers.get(asked)
-        if peer is None or peer.number != refused.landing or peer.welcomed:
-            return
-        reason = refused.failure.message
-        log_event(log, "prefill node refuses us", logging.WARNING, peer=peer.address.name, reason=reason)
-        self._peers.forget(peer)
-        self.hang_up(asked)
-        self._fence(peer.landing, refused.failure)
+        """`asked`: the instance that we meant to reach."""
+        peer = self._peers.greeted(asked, refused.landing)
+        if peer is not None:
+            self._fencing.refused(peer, refused.failure)
 
     def on_seen(self, instance: str) -> None:
         self._peers.seen(instance)
@@ -187,7 +169,7 @@ class Receiver:
         attempt = self._known(refused.instance, refused.key)
         if attempt is not None:
             self._do(attempt, attempt.transfer.on_refused(refused.failure))
-            self._renew_if_stale(attempt, refused.failure)
+            self._fencing.renew_if_stale(attempt, refused.failure)
 
     def on_finished(self, finished: TransferFinished) -> None:
         self.owner.prefill_timed(finished.key, finished.times)
@@ -200,7 +182,7 @@ class Receiver:
         attempt = self._known(stopped.instance, stopped.key)
         if attempt is not None:
             self._do(attempt, attempt.transfer.on_stopped(time.monotonic(), stopped.posted, stopped.failure))
-            self._renew_if_stale(attempt, stopped.failure)
+            self._fencing.renew_if_stale(attempt, stopped.failure)
 
     # ---- from the pump ----
 
@@ -212,15 +194,13 @@ class Receiver:
                 case EndpointFailed():
                     peer = self._peers.of_landing(event.endpoint)
                     if peer is not None:
-                        self._lose(peer, str(event.error), proven_dead=False)
+                        self._fencing.lose(peer, str(event.error))
 
     def on_tick(self, now: float) -> None:
         self._peers.ping(now)
         for peer in self._peers.silent(now):
-            self._lose(peer, "no heartbeat", proven_dead=False)
-        for instance, landing in self._peers.lingering:
-            if not self._attempts.of_landing(landing):
-                self._close_lingering(instance, landing)
+            self._fencing.lose(peer, "no heartbeat")
+        self._fencing.close_accounted()
         for attempt in self._attempts.all():
             self._do(attempt, attempt.transfer.on_tick(now))
 
@@ -232,18 +212,25 @@ class Receiver:
         self.owner.kv_failed(fetch.key, failure)
         self.owner.pages_safe(fetch.key)
 
-    def _prefill_request(self, fetch: Fetch, peer: Peer, immediate: int) -> PrefillRequest:
-        remote = self.region.remote
-        rank = RankTicket(
-            region_key=remote.key,
-            region_base=remote.base,
-            region_length=remote.length,
-            blocks=list(fetch.blocks),
-            immediate=immediate,
+    def _ask(self, peer: Peer, attempt: Attempt) -> None:
+        """Expect the writes, then send the ticket for them."""
+        fetch = attempt.fetch
+        assert peer.layout is not None, "it has welcomed us"
+        writes, attempt.bytes = expected(peer.layout, self.me.layout, len(fetch.tokens), fetch.first_page)
+        attempt.transfer.expected = writes
+        self._attempts.expecting(attempt, self.fabric.expect(attempt.landing, attempt.immediate, writes))
+        ticket = TransferTicket(
+            key=fetch.key,
+            landing=peer.number,
+            first_page=fetch.first_page,
+            immediate=attempt.immediate,
+            blocks=[list(table) for table in fetch.tables],
+            regions=self.targets[fetch.target].remote,
         )
-        ticket = TransferTicket(key=fetch.key, landing=peer.number, first_page=fetch.first_page, ranks=[rank])
-        return PrefillRequest(
-            ticket=ticket, public_id=fetch.public_id, tokens=list(fetch.tokens), deadline_s=fetch.deadline_s
+        remaining = max(0.0, attempt.transfer.deadline - time.monotonic())
+        self.send(
+            peer.address,
+            PrefillRequest(ticket=ticket, public_id=fetch.public_id, tokens=list(fetch.tokens), deadline_s=remaining),
         )
 
     def _known(self, instance: str, key: TransferKey) -> Attempt | None:
@@ -272,9 +259,10 @@ class Receiver:
                 case AskToStop():
                     self._ask_to_stop(attempt)
                 case Revise():
+                    assert attempt.expectation is not None, "only a peer that was asked can have stopped"
                     self.fabric.revise(attempt.expectation, action.count)
                 case NeedFence():
-                    self._fence_alive(attempt, action.reason)
+                    self._fencing.settle(attempt, action.reason)
         if attempt.over:
             self._attempts.remove(attempt)
 
@@ -304,8 +292,7 @@ class Receiver:
         self.owner.kv_failed(key, failure)
 
     def _arrived(self, attempt: Attempt) -> None:
-        key, writes = attempt.fetch.key, attempt.transfer.expected
-        moved = writes * self._layout.page_bytes
+        key, writes, moved = attempt.fetch.key, attempt.transfer.expected, attempt.bytes
         self.counters.arrived += 1
         self.counters.writes += writes
         self.counters.bytes += moved
@@ -313,73 +300,21 @@ class Receiver:
         self.owner.kv_arrived(Arrival(key, writes, moved, attempt.arrived_ns))
 
     def _compare(self, attempt: Attempt) -> Failure | None:
-        """Debug mode: every page against its source's checksum."""
-        theirs = attempt.transfer.checksums
-        if not self.checksums:
+        """Debug mode: what arrived in each replica set, against its source's checksums."""
+        if not self.debug:
             return None
-        ours = page_checksums(self.region.address, self._layout, attempt.fetch.blocks)
-        difference = first_difference(ours, theirs or b"", len(attempt.fetch.blocks))
+        fetch, layout = attempt.fetch, self.me.layout
+        held = HeldPages(layout, self.targets[fetch.target].pools, fetch.tables, fetch.first_page)
+        moved = list(places(layout, len(fetch.tokens), fetch.first_page))
+        ours = checksums(held, range(layout.replica_sets), moved)
+        difference = first_difference(ours, attempt.transfer.checksums or b"", moved)
         if difference is None:
             return None
         self.counters.checksum_errors += 1
         return Failure(FailureCode.TRANSFER_FAILED, f"KV differs on arrival: {difference}")
 
     def _account_closed(self, attempt: Attempt) -> None:
-        self.fabric.forget(attempt.expectation)
+        if attempt.expectation is not None:
+            self.fabric.forget(attempt.expectation)
         self._slots.give_back(attempt.immediate)
         self.owner.pages_safe(attempt.fetch.key)
-
-    def _lose(self, peer: Peer, reason: str, proven_dead: bool) -> None:
-        """Give up on a peer: every transfer from it fails now, and its landing is closed as soon as that is allowed."""
-        instance, name = peer.address.instance, peer.address.name
-        self.counters.peers_lost += 1
-        log_event(log, "prefill node lost", logging.WARNING, peer=name, peer_instance=instance, reason=reason)
-        failure = Failure(FailureCode.NODE_LOST, f"prefill node {name} lost: {reason}"[:1000])
-        for attempt in self._attempts.of_landing(peer.landing):
-            self._do(attempt, attempt.transfer.on_peer_lost(failure))
-            if peer.withdraw(attempt.fetch.key):
-                self._do(attempt, attempt.transfer.on_never_sent())
-        if proven_dead or not self.fabric.fence_needs_dead_peer:
-            self._peers.forget(peer)
-            self.hang_up(instance)
-            self._fence(peer.landing, failure)
-        else:
-            self._peers.linger(peer)
-
-    def _close_lingering(self, instance: str, landing: Landing) -> None:
-        """All its writes are accounted for, so nothing arrives and closing is safe."""
-        self._peers.forget_lingering(landing)
-        self.fabric.close_endpoint(landing)
-        if not self._peers.knows(instance):
-            self.hang_up(instance)
-
-    def _fence_alive(self, attempt: Attempt, reason: str) -> None:
-        """A transfer can be settled only by fencing a peer that still answers: all its transfers go down with it."""
-        peer = self._peers.of_landing(attempt.landing.id)
-        if peer is not None and not self.fabric.fence_needs_dead_peer:
-            log_event(log, "fencing", logging.WARNING, peer=peer.address.name, reason=reason)
-            self._renew(peer)
-
-    def _renew_if_stale(self, attempt: Attempt, failure: Failure | None) -> None:
-        """The peer has no session for this landing (any more): it needs a fresh one, unless it got one already."""
-        peer = self._peers.of_landing(attempt.landing.id)
-        if peer is not None and failure is not None and failure.code is FailureCode.STALE_PEER:
-            self._renew(peer)
-
-    def _renew(self, peer: Peer) -> None:
-        """Fence a live peer and greet it again on a fresh landing."""
-        if self.fabric.fence_needs_dead_peer and self._attempts.of_landing(peer.landing):
-            self._peers.linger(peer)
-        else:
-            self._peers.forget(peer)
-            self._fence(peer.landing, Failure(FailureCode.TRANSFER_FAILED, "the prefill node was fenced"))
-        try:
-            self._peers.greet(peer.address)
-        except FabricError as error:  # the next fetch tries again
-            log_event(log, "no landing", logging.WARNING, peer=peer.address.name, reason=str(error))
-
-    def _fence(self, landing: Landing, failure: Failure) -> None:
-        self.counters.fences += 1
-        self.fabric.close_endpoint(landing)
-        for attempt in self._attempts.of_landing(landing):
-            self._do(attempt, attempt.transfer.on_fenced(failure))

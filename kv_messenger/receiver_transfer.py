@@ -65,13 +65,13 @@ Action = Decided | AccountClosed | AskToStop | Revise | NeedFence
 
 @dataclass(slots=True)
 class ReceiverTransfer:
-    """`expected`: writes that make it whole. `deadline`: monotonic seconds. `verified`: arrival alone is not enough,
-    the sender's checksums must be compared first (debug mode)."""
+    """`deadline`: monotonic seconds. `verified`: arrival alone is not enough, the sender's checksums must be compared
+    first (debug mode). `expected`: writes that make it whole, 0 until the ticket is sent."""
 
     key: TransferKey
-    expected: int
     deadline: float
     verified: bool = False
+    expected: int = 0
     decided: Decided | None = None
     closed: bool = False
     arrived: bool = False

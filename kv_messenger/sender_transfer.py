@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from fabric.api import PageWrites, WritesEnded
-from kv_messenger.plan import TransferPlan
+from kv_messenger.plan import LayerWrites, TransferPlan
+from kv_messenger.runs import RunCursor
 from protocol.messages import Failure, PrefillTimes
 from protocol.ticket import TransferKey
 
@@ -27,12 +28,12 @@ class SenderState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """What the engine announces before a forward: token range [start, end), the prompt's block table, and the
-    progress word's value once layer 0 of that forward is done (layer l: `first_threshold + l`)."""
+    """What the engine announces before a forward: token range [start, end), the prompt's block table in each group of
+    layers, and the progress word's value once layer 0 of that forward is done (layer l: `first_threshold + l`)."""
 
     start: int
     end: int
-    blocks: Sequence[int]
+    tables: Sequence[Sequence[int]]
     first_threshold: int
 
 
@@ -82,13 +83,13 @@ class SenderTransfer:
     received_ns: int
     deadline: float
     state: SenderState = SenderState.QUEUED
-    blocks: tuple[int, ...] = ()
+    tables: Sequence[Sequence[int]] = ()
     posted: int = 0
     completed: int = 0
     chunks: int = 0
     stop_failure: Failure | None = None
     released: bool = False
-    _cursor: int = 0
+    _cursors: list[RunCursor] = field(init=False)
     _unarmed: int = 0
     _broken: bool = False
     """A write failed: whoever heard of it calls `stop`; until then this must not look finished."""
@@ -100,25 +101,24 @@ class SenderTransfer:
     _first_started_ns: int = 0
     _last_ended_ns: int = 0
 
+    def __post_init__(self) -> None:
+        self._cursors = self.plan.cursors()
+
     @property
     def live(self) -> bool:
         return self.state in (SenderState.QUEUED, SenderState.SENDING, SenderState.LAST_ARMED)
 
     def on_chunk(self, chunk: Chunk) -> list[Action]:
-        """Pages complete already (from the prefill side's own cache) go now, those this forward completes go layer by
-        layer."""
+        """What is complete already (from the prefill side's own cache) goes now, what this forward completes goes layer
+        by layer."""
         if not self.live:
             return []
         self.chunks += 1
-        self.blocks = tuple(chunk.blocks)
+        self.tables = chunk.tables
         self.state = SenderState.LAST_ARMED if chunk.end >= self.plan.tokens else SenderState.SENDING
-        held = self._take_pages(chunk.start)
-        fresh = self._take_pages(chunk.end)
-        layers = range(self.plan.layout.layers)
-        arms = [Arm(la, None, self.plan.layer_writes(la, held, chunk.blocks)) for la in layers if held]
-        for layer in layers if fresh else ():
-            writes = self.plan.layer_writes(layer, fresh, chunk.blocks)
-            arms.append(Arm(layer, chunk.first_threshold + layer, writes))
+        held, fresh = self._take(chunk.start), self._take(chunk.end)
+        arms = [Arm(layer, None, writes) for layer, writes in held]
+        arms += [Arm(layer, chunk.first_threshold + layer, writes) for layer, writes in fresh]
         self._unarmed += len(arms)
         return list(arms)
 
@@ -159,11 +159,9 @@ class SenderTransfer:
         report = ReportStopped(self.posted, self.completed + completed, self.stop_failure)
         return [report, *self._release_if_idle()]
 
-    def _take_pages(self, computed: int) -> range:
-        """The pages that became complete, each handed out once."""
-        first = max(self._cursor, self.plan.ticket.first_page)
-        self._cursor = max(self._cursor, self.plan.pages_complete(computed))
-        return range(first, self._cursor)
+    def _take(self, computed: int) -> list[LayerWrites]:
+        """The writes of what became complete, each handed out once."""
+        return self.plan.writes([cursor.take(computed) for cursor in self._cursors], self.tables)
 
     def _finish_if_done(self) -> list[Action]:
         busy = self._open or self._unarmed or self._broken or self._forwards_ended < self.chunks

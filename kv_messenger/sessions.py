@@ -4,6 +4,7 @@ import time
 from dataclasses import dataclass
 
 from fabric.api import Sending, TransferEngine
+from protocol.layout import KVLayout
 from protocol.messages import Hello
 
 PEER_TIMEOUT_S = 4.0
@@ -12,11 +13,12 @@ PEER_TIMEOUT_S = 4.0
 
 @dataclass(slots=True)
 class Session:
-    """`landing` numbers the decode side's landing endpoint that `endpoint` writes to."""
+    """`landing` numbers the decode side's landing endpoint that `endpoint` writes to, `layout` is of its pools."""
 
     instance: str
     name: str
     landing: int
+    layout: KVLayout
     endpoint: Sending
     last_seen: float
 
@@ -41,7 +43,7 @@ class Sessions:
         """The caller has closed an older session of the instance before."""
         assert hello.instance not in self._sessions, hello.instance
         endpoint = self._fabric.connect(hello.name, hello.landing_address)
-        session = Session(hello.instance, hello.name, hello.landing, endpoint, time.monotonic())
+        session = Session(hello.instance, hello.name, hello.landing, hello.layout, endpoint, time.monotonic())
         self._sessions[hello.instance] = session
         return session
 

@@ -30,7 +30,7 @@ def build_node(config: PrefillConfig) -> PrefillNode:
     member, options = config.membership, config.engine
     key = read_cluster_key(member.cluster_key)
     fabric = open_engine(member.provider, member.host)
-    engine = build_engine(options, head=False, movable=True)
+    engine = build_engine(options, head=False)
     region = fabric.register(engine.pool.address, engine.pool.bytes)
     return PrefillNode(
         member,
@@ -38,7 +38,7 @@ def build_node(config: PrefillConfig) -> PrefillNode:
         served_model(options.model),
         engine,
         fabric,
-        region,
+        [region],
         Gates(member.test_gates),
         port=config.port,
         max_queue=member.max_queue,

@@ -9,7 +9,7 @@ the sockets), the status pages.
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from engine.engine import Engine
 from engine.loop import EngineLoop
@@ -17,6 +17,7 @@ from fabric.api import MemoryRegion, TransferEngine
 from kv_messenger.plan import page_advice
 from kv_messenger.pump import Pump, as_metrics
 from kv_messenger.sender import Sender, SenderCounters
+from kv_messenger.sources import Source
 from prefill_node.engine_port import ChunkAnnouncer, PrefillEngine
 from prefill_node.server import DecodePeers
 from protocol import PROTOCOL_VERSION
@@ -38,8 +39,8 @@ log = logging.getLogger(__name__)
 
 
 class PrefillNode:
-    """`engine`, `fabric` and `region` (the engine's pool, registered) are handed in ready-made and owned from then on.
-    `port`: where decode nodes dial, 0 takes any."""
+    """`engine`, `fabric` and `regions` (the engine's pools, registered, by rank) are handed in ready-made and owned
+    from then on. `port`: where decode nodes dial, 0 takes any."""
 
     def __init__(
         self,
@@ -48,7 +49,7 @@ class PrefillNode:
         model: ServedModel,
         engine: Engine,
         fabric: TransferEngine,
-        region: MemoryRegion,
+        regions: Sequence[MemoryRegion],
         gates: Gates,
         *,
         port: int = 0,
@@ -71,12 +72,10 @@ class PrefillNode:
             compatibility=compatibility_digest(model.digest, engine.layout),
             layout=engine.layout,
             fabric=fabric,
-            region=region,
-            word_address=engine.progress.address,
-            engine=self._prefills,
+            sources=[Source(self._prefills, engine.progress.address, tuple(regions))],
             send=self._peers.send,
             gates=gates,
-            checksums=debug_pages,
+            debug=debug_pages,
         )
         self._pump = Pump(fabric, self._sender)
         self._prefills.refuse_through(self._pump)

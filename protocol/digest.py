@@ -38,14 +38,15 @@ def model_digest(model: Path) -> str:
 
 
 def compatibility_digest(model: str, layout: KVLayout) -> str:
-    """What must be equal before two nodes exchange KV: protocol version, model, dtype and page geometry."""
+    """What must be equal before two nodes exchange KV: protocol version, model, and what its KV consists of. How that
+    is cut into pages and over ranks may differ: the handshake judges it."""
     facts = [
         PROTOCOL_VERSION,
         model,
         layout.dtype,
-        layout.layers,
+        [[group.layers, group.window] for group in layout.groups],
         layout.kv_heads,
-        layout.page_size,
+        layout.parts,
         layout.head_dim,
     ]
     return hashlib.blake2b(json.dumps(facts).encode(), digest_size=16).hexdigest()

@@ -90,8 +90,9 @@ class NodeStatus(Message, frozen=True):
     """Registration and heartbeat, every second and whenever readiness changes.
 
     instance: random per process. name: for people. control_address: where decode nodes dial (prefill role, else "").
-    compatibility: digest of protocol, model and layout; only nodes with equal digests are paired. tokenizer: digest of
-    the tokenizer files, checked against the router's. max_context: most tokens (prompt + new) one request may reach.
+    compatibility: digest of what must be equal on both sides of a pair: protocol, model and what its KV consists of,
+    but not how that is cut into pages and over ranks. tokenizer: digest of the tokenizer files, checked against the
+    router's. max_context: most tokens (prompt + new) one request may reach.
     waiting: accepted requests that hold no pages yet. local_prefill: serves alone, needs no prefill node.
     """
 
@@ -196,8 +197,9 @@ class RequestEnded(Message, frozen=True):
 
 
 class Hello(Message, frozen=True):
-    """Opens or renews a decode node's session. `expects`: the prefill instance it means to reach. `landing_address`:
-    the endpoint opened for that instance alone, numbered `landing` (a fence raises the number)."""
+    """Opens or renews a decode node's session. `expects`: the prefill instance it means to reach. `layout`: of the
+    pools to write into. `landing_address`: the endpoint opened for that instance alone, numbered `landing` (a fence
+    raises the number)."""
 
     instance: Name
     name: Name
@@ -209,8 +211,11 @@ class Hello(Message, frozen=True):
 
 
 class Welcome(Message, frozen=True):
+    """`layout`: of the pools that the writes will come from: what arrives is counted by it."""
+
     instance: Name
     landing: Landing
+    layout: KVLayout
 
 
 class HelloRefused(Message, frozen=True):
@@ -267,8 +272,8 @@ class PrefillTimes(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
 
 
 class TransferFinished(Message, frozen=True):
-    """All `posted` writes completed locally. `checksums` (debug mode): CRC-32 per written page, layer by layer, pages
-    in ticket order within a layer; little-endian u32."""
+    """All `posted` writes completed locally. `checksums` (debug mode): CRC-32 of the tokens that belong into each page
+    of the ticket; by the decode side's replica sets, layers, and pages in ticket order; little-endian u32."""
 
     instance: Name
     key: TransferKey

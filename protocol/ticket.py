@@ -4,9 +4,12 @@ from typing import Annotated
 
 import msgspec
 
+from protocol.layout import MAX_GROUPS, MAX_RANKS
+
 U64 = Annotated[int, msgspec.Meta(ge=0)]
 """MessagePack itself holds no integer above 2^64 - 1."""
 BlockId = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
+BlockTable = Annotated[list[BlockId], msgspec.Meta(min_length=1, max_length=1 << 20)]
 
 
 class TransferKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True, order=True):
@@ -21,22 +24,23 @@ class TransferKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True, order
         return f"{self.request}#{self.attempt}"
 
 
-class RankTicket(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Where one decode rank's share lands: its registered pool (key, base, length as the fabric's remote region), the
-    destination block ids from `first_page` on, and the immediate that every write carries."""
+class RankRegion(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One decode rank's registered pool, as the fabric's remote region."""
 
-    region_key: U64
-    region_base: U64
-    region_length: U64
-    blocks: Annotated[list[BlockId], msgspec.Meta(min_length=1, max_length=1 << 20)]
-    immediate: Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
+    key: U64
+    base: U64
+    length: U64
 
 
 class TransferTicket(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Used once. `landing` numbers the landing endpoint of the handshake: a fence opens a new one, and a ticket for an
-    old one is refused. `first_page` is the first page that the decode side does not hold already."""
+    old one is refused. `first_page` is the first page that the decode side does not hold already. `immediate` is on
+    every write. `blocks`: for each group of layers the destination's block ids from `first_page` on, the same on all
+    ranks. `regions`: where they lie, by rank."""
 
     key: TransferKey
     landing: Annotated[int, msgspec.Meta(ge=1, lt=1 << 53)]
     first_page: Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
-    ranks: Annotated[list[RankTicket], msgspec.Meta(min_length=1, max_length=64)]
+    immediate: Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
+    blocks: Annotated[list[BlockTable], msgspec.Meta(min_length=1, max_length=MAX_GROUPS)]
+    regions: Annotated[list[RankRegion], msgspec.Meta(min_length=1, max_length=MAX_RANKS)]

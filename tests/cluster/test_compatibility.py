@@ -14,11 +14,17 @@ from tests.cluster.oracle import Oracle
 PROMPT = "a prompt of several pages, whatever the size of a page may be"
 
 
-def test_nodes_of_different_page_sizes_are_never_paired(cluster: ProcessCluster, oracle: Oracle) -> None:
-    """P31: the only prefill node has other pages than both decode nodes; then comes a decode node that fits it."""
+def test_nodes_of_different_models_are_never_paired(
+    cluster: ProcessCluster, oracle: Oracle, endless_model: Path, tmp_path: Path
+) -> None:
+    """P31: the only prefill node serves another model than both decode nodes. Then comes one that fits them, though its
+    pages are wider."""
+    other = Path(shutil.copytree(endless_model, tmp_path / "other"))
+    config = json.loads((other / "config.json").read_text())
+    (other / "config.json").write_text(json.dumps({**config, "rope_theta": 1234.0}))
     cluster.nodes["prefill-0"].process.kill()
-    cluster.add("prefill", "prefill-wide", "--page-size", "32")
-    cluster.wait_ready("prefill-wide")
+    cluster.add("prefill", "prefill-other", "--model", str(other))
+    cluster.wait_ready("prefill-other")
     cluster.wait_forgotten("prefill-0")
     pids = cluster.pids()
     for stream in (False, True):
@@ -28,17 +34,11 @@ def test_nodes_of_different_page_sizes_are_never_paired(cluster: ProcessCluster,
         assert error["code"] == "no_capacity"
         assert "compatible" in error["message"]
     assert cluster.http.get("/ready").status_code == 503
-    cluster.add("decode", "decode-wide", "--page-size", "32")
-    cluster.wait_ready("decode-wide")
+    cluster.add("prefill", "prefill-wide", "--page-size", "32")
+    cluster.wait_ready("prefill-wide")
     with cluster.ask(PROMPT, 8) as asked:
         assert asked.text() == oracle.completion(PROMPT, 8).text
     assert pids.items() <= cluster.pids().items()
-
-
-def sliding_window(model: Path) -> None:
-    config = json.loads((model / "config.json").read_text())
-    config |= {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "sliding_window": 64}
-    (model / "config.json").write_text(json.dumps(config))
 
 
 def no_weights(model: Path) -> None:
@@ -51,7 +51,6 @@ def other_shape(model: Path) -> None:
 
 
 BROKEN: dict[str, tuple[Callable[[Path], None], Role, str]] = {
-    "sliding window": (sliding_window, "prefill", "sliding"),
     "no weights": (no_weights, "decode", "lacks model.safetensors"),
     "missing layers": (other_shape, "decode", "weights lack"),
 }

@@ -92,7 +92,7 @@ def assert_at_rest(engine: Engine) -> None:
 
 def copy_pages(source: Engine, blocks: list[int], target: Engine, onto: list[int]) -> None:
     """What the network would do: bytes, through the addresses of both pools."""
-    size = source.layout.block_bytes
+    size = source.layout.block_bytes(0)
     for from_block, to_block in zip(blocks, onto, strict=True):
         ctypes.memmove(target.pool.address + to_block * size, source.pool.address + from_block * size, size)
 
@@ -105,7 +105,7 @@ class Tables:
 
     def before_forward(self, chunks: Sequence[PrefillChunk]) -> None:
         for chunk in chunks:
-            self.blocks[chunk.request_id] = list(chunk.blocks)
+            self.blocks[chunk.request_id] = list(chunk.tables[0])
 
     def forward_ended(self, chunks: Sequence[PrefillChunk], started_ns: int, ended_ns: int) -> None: ...
 

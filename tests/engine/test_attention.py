@@ -12,7 +12,7 @@ from engine.cache_pool import DTYPES, CachePool
 from engine.forward_batch import BatchRow, ForwardBatch
 from engine.geometry import AttentionType, CacheGeometry, LayerGroup, full_geometry
 from engine.kv_cache import PagedKVCache
-from protocol.layout import DType, KVLayout
+from protocol.layout import DType, full_layout
 
 HEADS, KV_HEADS, HEAD_DIM, LAYERS = 6, 3, 8, 2
 SCALING = 1 / math.sqrt(HEAD_DIM)
@@ -67,7 +67,7 @@ class Sequences:
 
 
 def full(page_size: int, dtype: DType = "float32") -> CacheGeometry:
-    layout = KVLayout(layers=LAYERS, kv_heads=KV_HEADS, page_size=page_size, head_dim=HEAD_DIM, dtype=dtype)
+    layout = full_layout(layers=LAYERS, kv_heads=KV_HEADS, page_size=page_size, head_dim=HEAD_DIM, dtype=dtype)
     return full_geometry(layout)
 
 

@@ -7,7 +7,7 @@ import torch
 
 from engine.build import build_engine
 from engine.config import ContinuousBatchingConfig
-from engine.errors import NoDevice, UnsupportedModel
+from engine.errors import NoDevice
 from engine.options import EngineOptions
 from tests.tiny_model import save_weights
 
@@ -20,12 +20,9 @@ def test_a_device_that_is_not_there_is_named() -> None:
         build_engine(EngineOptions(Path("nowhere"), SMALL, threads=1, device="cuda"), head=True)
 
 
-def test_kv_of_a_model_with_a_window_cannot_be_moved_but_the_model_runs_alone(tmp_path: Path) -> None:
+def test_models_with_a_window_share_no_prefixes(tmp_path: Path) -> None:
     folder = save_weights(tmp_path / "mistral", "mistral", sliding_window=8)
-    options = EngineOptions(folder, SMALL, threads=1)
-    with pytest.raises(UnsupportedModel, match="sliding-window"):
-        build_engine(options, head=True, movable=True)
-    engine = build_engine(options, head=True)
+    engine = build_engine(EngineOptions(folder, SMALL, threads=1), head=True)
     assert engine.prefix is None
     engine.close()
 

@@ -17,7 +17,7 @@ from engine.forward_batch import ForwardBatch
 from engine.geometry import CacheGeometry, full_geometry
 from engine.kv_cache import PagedKVCache
 from engine.native import core, openmp_runtimes
-from protocol.layout import DType, KVLayout
+from protocol.layout import DType, full_layout
 from tests.engine.attention_oracle import Scene, Stage
 
 SHORT = 48
@@ -152,7 +152,7 @@ def test_the_torch_backend_agrees(seed: int) -> None:
 
 
 def geometry(head_dim: int, dtype: DType = "float32") -> CacheGeometry:
-    return full_geometry(KVLayout(layers=1, kv_heads=1, page_size=4, head_dim=head_dim, dtype=dtype))
+    return full_geometry(full_layout(layers=1, kv_heads=1, page_size=4, head_dim=head_dim, dtype=dtype))
 
 
 def test_the_kernel_is_chosen_where_it_can_serve() -> None:
@@ -188,8 +188,8 @@ from engine.attention.choice import choose_backend
 from engine.cache_pool import CachePool
 from engine.geometry import full_geometry
 from engine.kv_cache import PagedKVCache
-from protocol.layout import KVLayout
-geometry = full_geometry(KVLayout(layers=1, kv_heads=1, page_size=4, head_dim=64, dtype="float32"))
+from protocol.layout import full_layout
+geometry = full_geometry(full_layout(layers=1, kv_heads=1, page_size=4, head_dim=64, dtype="float32"))
 print(type(choose_backend(PagedKVCache(CachePool(geometry, 2)), torch.float32).backend).__name__)
 """
 

@@ -24,7 +24,7 @@ CHUNK = 24
 
 
 def serve_apart(prefill: Engine, decode: Engine, prompt: list[int]) -> list[int]:
-    reserved = decode.reserve(greedy_request("r", prompt, NEW)).blocks
+    reserved = decode.reserve(greedy_request("r", prompt, NEW)).tables[0]
     assert not decode.has_work
     source = prefill_here(prefill, {"r": prompt})["r"]
     copy_pages(prefill, source, decode, reserved[: len(source)])
@@ -50,7 +50,7 @@ def test_a_page_that_arrives_wrong_changes_the_tokens(tiny_llama: Path) -> None:
     prefill = model_engine(tiny_llama, page_size=4, head=False)
     decode = model_engine(tiny_llama, page_size=4)
     prompt = prompt_of(21, seed=3)
-    reserved = decode.reserve(greedy_request("r", prompt, NEW)).blocks
+    reserved = decode.reserve(greedy_request("r", prompt, NEW)).tables[0]
     source = prefill_here(prefill, {"r": prompt})["r"]
     copy_pages(prefill, source, decode, reserved[: len(source)])
     decode.pool.pages(0)[reserved[2], 1] *= -1
@@ -62,7 +62,7 @@ def test_local_and_remote_prompts_share_a_batch(tiny_llama: Path) -> None:
     prefill = model_engine(tiny_llama, page_size=4, head=False)
     decode = model_engine(tiny_llama, page_size=4)
     prompts = {"remote": prompt_of(30, seed=4), "local": prompt_of(33, seed=5)}
-    reserved = decode.reserve(greedy_request("remote", prompts["remote"], NEW)).blocks
+    reserved = decode.reserve(greedy_request("remote", prompts["remote"], NEW)).tables[0]
     source = prefill_here(prefill, {"remote": prompts["remote"]})["remote"]
     copy_pages(prefill, source, decode, reserved[: len(source)])
     decode.resume("remote", computed=29)

@@ -4,7 +4,7 @@ import pytest
 
 from engine.errors import UnsupportedModel
 from engine.geometry import AttentionType, CacheGeometry, LayerGroup, full_geometry, group_layers
-from protocol.layout import KVLayout
+from protocol.layout import full_layout
 
 FULL, SLIDING = AttentionType.FULL, AttentionType.SLIDING
 
@@ -84,12 +84,27 @@ def test_more_blocks_may_be_had_than_were_asked_for() -> None:
     assert uneven.whole_blocks(chunks) > 1
 
 
-def test_only_full_attention_can_be_moved_between_nodes() -> None:
-    layout = KVLayout(layers=2, kv_heads=1, page_size=4, head_dim=8, dtype="float32")
+def test_a_layout_tells_peers_what_the_pool_looks_like() -> None:
+    layout = full_layout(layers=2, kv_heads=1, page_size=4, head_dim=8, dtype="float32")
     assert full_geometry(layout).is_full
     assert full_geometry(layout).layout() == layout
     assert full_geometry(layout) == geometry("ff")
-    for types in ("sssf", "ss"):
-        assert not geometry(types).is_full
-        with pytest.raises(UnsupportedModel, match="cannot be moved"):
-            geometry(types).layout()
+
+
+@pytest.mark.parametrize("types", ["sssf", "ss", "fsff"])
+def test_a_layouts_sizes_are_the_pools(types: str) -> None:
+    ours = geometry(types)
+    layout = ours.layout()
+    assert ours.is_full == layout.is_full == ("s" not in types)
+    assert tuple(layout.block_bytes(group) for group in range(len(layout.groups))) == ours.block_bytes
+    for group, layers in enumerate(ours.groups):
+        for tokens in range(40):
+            assert layout.pages_for(group, tokens) == layers.pages_for(tokens, ours.page_size)
+
+
+def test_a_rank_of_several_names_the_whole_models_heads() -> None:
+    ours = geometry("ff")
+    assert ours.layout(tensor_parallel=4).kv_heads == 4 * ours.kv_heads
+    assert ours.layout(tensor_parallel=4, kv_heads=2).replica_sets == 2
+    with pytest.raises(AssertionError):
+        ours.layout(tensor_parallel=2, kv_heads=8)

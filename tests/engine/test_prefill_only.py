@@ -101,8 +101,8 @@ def test_each_chunk_is_announced_with_the_words_value_to_come() -> None:
     assert listener.calls == ["before", "ended", "before", "ended"], "none for a forward without prefill-only chunks"
     chunks = [chunk for (chunk,) in listener.announced]
     assert [(c.request_id, c.start, c.end) for c in chunks] == [("P", 0, 5), ("P", 5, 10)]
-    assert chunks[0].blocks == chunks[1].blocks
-    assert len(chunks[0].blocks) == 3
+    assert chunks[0].tables == chunks[1].tables
+    assert len(chunks[0].tables[0]) == 3
     assert [c.first_threshold for c in chunks] == [1, T0.layers + 1]
     assert listener.words == [0, T0.layers, T0.layers, 2 * T0.layers]
 

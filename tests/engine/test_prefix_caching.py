@@ -223,7 +223,7 @@ def test_a_prompt_that_a_node_holds_already_is_reserved_with_it() -> None:
     h = sharing()
     run_a(h)
     reservation = h.engine.reserve(h.make("B", X, 2))
-    assert (len(reservation.blocks), reservation.cached) == (4, 2)
+    assert (len(reservation.tables[0]), reservation.cached) == (4, 2)
     h.engine.quarantine("B")
     assert h.engine.pages_quarantined == 2, "what was shared was never a peer's to write"
     h.engine.free_quarantined("B", 1)

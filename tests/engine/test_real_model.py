@@ -74,7 +74,7 @@ def test_all_at_once(serving: Engine, prompts: list[list[int]], expected: list[l
 def test_disaggregated(model_dir: Path, serving: Engine, prompts: list[list[int]], expected: list[list[int]]) -> None:
     prefill = model_engine(model_dir, page_size=64, num_blocks=48, max_batch_tokens=CHUNK, head=False)
     remote = {str(index): prompt for index, prompt in enumerate(prompts) if len(prompt) > 1}
-    reserved = {name: serving.reserve(greedy_request(name, prompt, NEW)).blocks for name, prompt in remote.items()}
+    reserved = {name: serving.reserve(greedy_request(name, prompt, NEW)).tables[0] for name, prompt in remote.items()}
     tables = prefill_here(prefill, remote)
     for name, prompt in remote.items():
         source = tables[name]

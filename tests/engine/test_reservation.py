@@ -11,7 +11,7 @@ from tests.engine.traces import Harness
 def test_all_pages_of_the_prompt_are_taken_and_none_is_scheduled(prompt: int, blocks: int) -> None:
     h = Harness()
     request = h.make("A", prompt, 2)
-    assert len(set(h.engine.reserve(request).blocks)) == blocks
+    assert len(set(h.engine.reserve(request).tables[0])) == blocks
     assert request.status is RequestStatus.WAITING_FOR_REMOTE_KV
     assert not h.engine.has_work
     assert h.step() == ""

@@ -119,7 +119,7 @@ def test_a_stop_token_ends_the_output_once_it_is_long_enough(
 def test_a_prompt_computed_elsewhere_is_sampled_alike(tiny_llama: Path, drawn: list[int]) -> None:
     prefill = model_engine(tiny_llama, page_size=4, head=False)
     decode = model_engine(tiny_llama, page_size=4)
-    reserved = decode.reserve(Request("S", PROMPT, DRAWN)).blocks
+    reserved = decode.reserve(Request("S", PROMPT, DRAWN)).tables[0]
     source = prefill_here(prefill, {"S": PROMPT})["S"]
     copy_pages(prefill, source, decode, reserved[: len(source)])
     decode.resume("S", computed=20)

@@ -168,7 +168,7 @@ class Stream:
                 return
             words = words_of(request.prompt)
             for position in range(reservation.cached * self.shape.page_size, computed):
-                self.runner.write([reservation.blocks], position, int(words[position]))
+                self.runner.write(reservation.tables, position, int(words[position]))
             self.engine.resume(request.id, computed)
 
         self.events[self.step_number + delay].append(arrive)

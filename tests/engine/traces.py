@@ -16,11 +16,11 @@ from engine.limits import Limits
 from engine.progress import ProgressWord
 from engine.request import Request
 from engine.runner import ForwardResult, SampledToken
-from protocol.layout import KVLayout
+from protocol.layout import full_layout
 from protocol.sampling import SamplingParams
 from tests.engine.driving import MAX_STEPS, Gathered, assert_at_rest, prefill_request
 
-T0 = KVLayout(layers=2, kv_heads=1, page_size=4, head_dim=8, dtype="float32")
+T0 = full_layout(layers=2, kv_heads=1, page_size=4, head_dim=8, dtype="float32")
 T1 = CacheGeometry(
     page_size=4,
     kv_heads=1,
@@ -128,7 +128,7 @@ class Harness:
 
     def reserve(self, request_id: str, prompt: int, new: int, attempt: int = 1) -> list[int]:
         """Its blocks."""
-        return self.engine.reserve(self.make(request_id, prompt, new, attempt)).blocks
+        return self.engine.reserve(self.make(request_id, prompt, new, attempt)).tables[0]
 
     def can_reserve(self, prompt: int) -> bool:
         return self.engine.can_reserve(Request("?", list(range(prompt)), SamplingParams(max_new_tokens=1)))

@@ -1,25 +1,58 @@
 """Small layouts, tickets and plans for the messenger's tests."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from fabric.api import MemoryRegion, RemoteRegion
 from kv_messenger.plan import TransferPlan
-from protocol.layout import KVLayout
-from protocol.ticket import RankTicket, TransferKey, TransferTicket
+from kv_messenger.sources import Source
+from protocol.layout import KVLayout, full_layout
+from protocol.messages import Failure
+from protocol.ticket import RankRegion, TransferKey, TransferTicket
 
 IMMEDIATE = 7 << 20 | 3
 KEY = TransferKey("request", 1, "decode-instance")
 
 
+class ScriptedEngine:
+    """Takes note of what the sender asks; the test plays the forwards."""
+
+    def __init__(self) -> None:
+        self.submitted: list[str] = []
+        self.aborted: list[str] = []
+        self.released: list[str] = []
+        self.refuse: Callable[[Failure], None] = lambda _: None
+
+    def submit(self, request_id: str, tokens: Sequence[int], refused: Callable[[Failure], None]) -> None:
+        self.submitted.append(request_id)
+        self.refuse = refused
+
+    def abort(self, request_id: str) -> None:
+        self.aborted.append(request_id)
+
+    def release(self, request_id: str) -> None:
+        self.released.append(request_id)
+
+
 def layout(layers: int = 2, page_size: int = 4) -> KVLayout:
-    return KVLayout(layers=layers, kv_heads=2, page_size=page_size, head_dim=2, dtype="float32")
+    return full_layout(layers=layers, kv_heads=2, page_size=page_size, head_dim=2, dtype="float32")
+
+
+def region(number: int, length: int) -> MemoryRegion:
+    """Memory that is nowhere: its offsets count from 0."""
+    return MemoryRegion(id=number, address=0, length=length, remote=RemoteRegion(key=number, base=0, length=length))
 
 
 def plan(
     of: KVLayout, tokens: int, target_blocks: Sequence[int], first_page: int = 0, pool_blocks: int = 64
 ) -> TransferPlan:
-    size = pool_blocks * of.block_bytes
-    rank = RankTicket(region_key=1, region_base=0, region_length=size, blocks=list(target_blocks), immediate=IMMEDIATE)
-    ticket = TransferTicket(key=KEY, landing=1, first_page=first_page, ranks=[rank])
-    region = MemoryRegion(id=1, address=0, length=size, remote=RemoteRegion(key=9, base=0, length=size))
-    return TransferPlan(of, region, ticket, tokens)
+    """Of one full group on one rank on both sides."""
+    size = pool_blocks * of.block_bytes(0)
+    regions = [RankRegion(key=1, base=0, length=size)]
+    ticket = TransferTicket(
+        key=KEY, landing=1, first_page=first_page, immediate=IMMEDIATE, blocks=[list(target_blocks)], regions=regions
+    )
+    return TransferPlan(of, [region(9, size)], of, ticket, tokens)
+
+
+def no_source() -> Source:
+    return Source(ScriptedEngine(), 0, ())

@@ -13,7 +13,7 @@ from fabric.api import WritesEnded
 from fabric.errors import OperationError
 from kv_messenger import receiver_transfer as rx
 from kv_messenger import sender_transfer as tx
-from kv_messenger.plan import expected_writes
+from kv_messenger.plan import expected
 from protocol.messages import Failure, FailureCode
 from tests.kv_messenger.builders import KEY, layout, plan
 
@@ -58,10 +58,10 @@ class World:
 
     def __post_init__(self) -> None:
         self.of = layout(LAYERS, PAGE)
-        pages = self.of.pages_for(self.tokens)
-        self.asked = expected_writes(self.of, self.of, self.tokens, 0)
+        pages = self.of.pages_for(0, self.tokens)
+        self.asked = expected(self.of, self.of, self.tokens, 0).writes
         self.sender = tx.SenderTransfer(KEY, plan(self.of, self.tokens, range(pages)), 0, 1e9)
-        self.receiver = rx.ReceiverTransfer(KEY, self.asked, deadline=50.0)
+        self.receiver = rx.ReceiverTransfer(KEY, deadline=50.0, expected=self.asked)
         self.blocks = list(range(pages))
 
     # -- executing actions --
@@ -92,7 +92,7 @@ class World:
                 case rx.Decided():
                     self.outcomes.append(action.outcome)
                     if action.outcome is rx.Outcome.ARRIVED:
-                        assert self.counted == expected_writes(self.of, self.of, self.tokens, 0)
+                        assert self.counted == expected(self.of, self.of, self.tokens, 0).writes
                 case rx.AccountClosed():
                     self.closed += 1
                     assert self.fenced or self.writable() == 0, "safe while a write can still land"
@@ -162,7 +162,7 @@ class World:
     def begin_forward(self) -> None:
         end = min(self.tokens, self.computed + CHUNK)
         self.mid_forward = True
-        self.do_sender(self.sender.on_chunk(tx.Chunk(self.computed, end, self.blocks, 1)))
+        self.do_sender(self.sender.on_chunk(tx.Chunk(self.computed, end, [self.blocks], 1)))
         self.computed = end
 
     def end_forward(self) -> None:

@@ -15,6 +15,8 @@ from kv_messenger.attempts import Arrival, Fetch
 from kv_messenger.peers import PEER_TIMEOUT_S, Introduction
 from kv_messenger.receiver import Receiver
 from kv_messenger.receiver_transfer import SETTLE_DEADLINE_S, STOP_DEADLINE_S
+from kv_messenger.targets import Target
+from protocol.layout import KVLayout
 from protocol.messages import (
     AbortTransfer,
     Failure,
@@ -72,16 +74,17 @@ class World:
     def __init__(self, kind: type[SimulatedEngine] = SimulatedEngine) -> None:
         network = SimulatedNetwork()
         self.fabric, self.sender = kind(network), SimulatedEngine(network)
-        self.pool = np.zeros(BLOCKS * OF.block_bytes, dtype=np.uint8)
-        self.source = np.ones(BLOCKS * OF.block_bytes, dtype=np.uint8)
+        self.pool = np.zeros(BLOCKS * OF.block_bytes(0), dtype=np.uint8)
+        self.source = np.ones(BLOCKS * OF.block_bytes(0), dtype=np.uint8)
         self.source_region = self.sender.register(self.source.ctypes.data, self.source.nbytes)
         self.owner = Owner()
         self.sent: list[msgspec.Struct] = []
         self.hung_up: list[str] = []
+        self.region = self.fabric.register(self.pool.ctypes.data, self.pool.nbytes)
         self.receiver = Receiver(
             me=Introduction("decode-instance", "decode-0", "digest", OF),
             fabric=self.fabric,
-            region=self.fabric.register(self.pool.ctypes.data, self.pool.nbytes),
+            targets=[Target((self.region,))],
             owner=self.owner,
             send=lambda _, message: self.sent.append(message),
             hang_up=self.hung_up.append,
@@ -93,36 +96,35 @@ class World:
     def fetch(self, name: str = "r", blocks: tuple[int, ...] = (3, 5), deadline_s: float = 60.0) -> TransferKey:
         key = TransferKey(name, 1, "decode-instance")
         tokens = [7] * (len(blocks) * OF.page_size)
-        self.receiver.fetch(Fetch(key, "", PEER, tokens, blocks, 0, deadline_s))
+        self.receiver.fetch(Fetch(key, "", PEER, tokens, [blocks], 0, deadline_s))
         return key
 
-    def welcome(self) -> None:
+    def welcome(self, layout: KVLayout = OF) -> None:
         hello = self.last(Hello)
         assert isinstance(hello, Hello)
-        self.receiver.on_welcome(Welcome(instance=PEER.instance, landing=hello.landing))
+        self.receiver.on_welcome(Welcome(instance=PEER.instance, landing=hello.landing, layout=layout))
 
     def post(self, pages: int | None = None) -> None:
         """Write the first `pages` pages of layer 0 (None: all of both layers) of the last PrefillRequest."""
         request = self.last(PrefillRequest)
         hello = self.last(Hello)
         assert isinstance(request, PrefillRequest) and isinstance(hello, Hello)
-        rank = request.ticket.ranks[0]
         endpoint = self.sender.connect("decode-0", hello.landing_address)
         for layer in range(2 if pages is None else 1):
-            blocks = rank.blocks[:pages]
+            blocks = request.ticket.blocks[0][:pages]
             self.sender.write(
                 endpoint,
                 PageWrites(
                     source=self.source_region,
                     source_indices=blocks,
-                    source_stride=OF.block_bytes,
+                    source_stride=OF.block_bytes(0),
                     source_offset=0,
-                    target=self.receiver.region.remote,
+                    target=self.region.remote,
                     target_indices=blocks,
-                    target_stride=OF.block_bytes,
+                    target_stride=OF.block_bytes(0),
                     target_offset=layer * OF.page_bytes,
                     length=OF.page_bytes,
-                    immediate=rank.immediate,
+                    immediate=request.ticket.immediate,
                 ),
             )
 
@@ -154,7 +156,7 @@ def test_all_writes_make_one_arrival_and_safe_pages() -> None:
     assert [(a.key, a.writes, a.bytes) for a in world.owner.arrivals] == [(key, 4, 4 * OF.page_bytes)]
     assert world.owner.safe == [key] and not world.owner.failures
     assert world.receiver.transfers == 0 and world.receiver.slots_free == SLOTS
-    assert world.pool[3 * OF.block_bytes] == 1 and world.pool[4 * OF.block_bytes] == 0
+    assert world.pool[3 * OF.block_bytes(0)] == 1 and world.pool[4 * OF.block_bytes(0)] == 0
 
 
 def test_an_abort_is_safe_once_the_stopped_writes_were_counted() -> None:

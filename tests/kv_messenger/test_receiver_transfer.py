@@ -21,7 +21,7 @@ GONE = Failure(FailureCode.NODE_LOST, "gone")
 
 
 def transfer(verified: bool = False) -> ReceiverTransfer:
-    return ReceiverTransfer(KEY, expected=10, deadline=100.0, verified=verified)
+    return ReceiverTransfer(KEY, deadline=100.0, verified=verified, expected=10)
 
 
 def outcomes(actions: list[Action]) -> list[Outcome]:

@@ -2,7 +2,6 @@
 
 import ctypes
 import time
-from collections.abc import Callable, Sequence
 
 import msgspec
 import numpy as np
@@ -10,9 +9,12 @@ import numpy as np
 from fabric.api import Sending
 from fabric.errors import FabricUnavailable
 from fabric.simulated import Faults, SimulatedEngine, SimulatedNetwork
-from kv_messenger.sender import Sender, engine_id
+from kv_messenger.sender import Sender
 from kv_messenger.sender_transfer import Chunk
+from kv_messenger.sent import engine_id
 from kv_messenger.sessions import PEER_TIMEOUT_S
+from kv_messenger.sources import Source
+from kv_messenger.targets import Target
 from protocol.gates import Gates
 from protocol.messages import (
     AbortTransfer,
@@ -29,8 +31,8 @@ from protocol.messages import (
     TransferFinished,
     Welcome,
 )
-from protocol.ticket import RankTicket, TransferKey, TransferTicket
-from tests.kv_messenger.builders import layout
+from protocol.ticket import TransferKey, TransferTicket
+from tests.kv_messenger.builders import ScriptedEngine, layout
 
 OF = layout(layers=2, page_size=4)
 BLOCKS = 16
@@ -38,44 +40,23 @@ DECODE = "decode-instance"
 TARGETS = [9, 2]
 
 
-class ScriptedEngine:
-    """Takes note of what the sender asks; the test plays the forwards."""
-
-    def __init__(self) -> None:
-        self.submitted: list[str] = []
-        self.aborted: list[str] = []
-        self.released: list[str] = []
-        self.refuse: Callable[[Failure], None] = lambda _: None
-
-    def submit(self, request_id: str, tokens: Sequence[int], refused: Callable[[Failure], None]) -> None:
-        self.submitted.append(request_id)
-        self.refuse = refused
-
-    def abort(self, request_id: str) -> None:
-        self.aborted.append(request_id)
-
-    def release(self, request_id: str) -> None:
-        self.released.append(request_id)
-
-
 class World:
     def __init__(self, faults: Faults | None = None, kind: type[SimulatedEngine] = SimulatedEngine) -> None:
         network = SimulatedNetwork(0, faults)
         self.fabric, self.receiver = kind(network), SimulatedEngine(network)
-        self.pool = np.arange(BLOCKS * OF.block_bytes, dtype=np.uint64).astype(np.uint8)
-        self.target = np.zeros(BLOCKS * OF.block_bytes, dtype=np.uint8)
+        self.pool = np.arange(BLOCKS * OF.block_bytes(0), dtype=np.uint64).astype(np.uint8)
+        self.target = np.zeros(BLOCKS * OF.block_bytes(0), dtype=np.uint8)
         self.target_region = self.receiver.register(self.target.ctypes.data, self.target.nbytes)
         self.word = ctypes.c_uint64(0)
         self.engine = ScriptedEngine()
         self.sent: list[msgspec.Struct] = []
+        region = self.fabric.register(self.pool.ctypes.data, self.pool.nbytes)
         self.sender = Sender(
             instance="prefill-instance",
             compatibility="digest",
             layout=OF,
             fabric=self.fabric,
-            region=self.fabric.register(self.pool.ctypes.data, self.pool.nbytes),
-            word_address=ctypes.addressof(self.word),
-            engine=self.engine,
+            sources=[Source(self.engine, ctypes.addressof(self.word), (region,))],
             send=lambda _, message: self.sent.append(message),
             gates=Gates(),
         )
@@ -95,22 +76,21 @@ class World:
 
     def request(self, name: str = "r", landing: int = 1, deadline_s: float = 60.0) -> TransferKey:
         key = TransferKey(name, 1, DECODE)
-        remote = self.target_region.remote
-        rank = RankTicket(
-            region_key=remote.key,
-            region_base=remote.base,
-            region_length=remote.length,
-            blocks=TARGETS,
+        ticket = TransferTicket(
+            key=key,
+            landing=landing,
+            first_page=0,
             immediate=1 << 20 | 1,
+            blocks=[TARGETS],
+            regions=Target((self.target_region,)).remote,
         )
-        ticket = TransferTicket(key=key, landing=landing, first_page=0, ranks=[rank])
         self.sender.on_prefill_request(
             PrefillRequest(ticket=ticket, public_id="", tokens=[1] * 8, deadline_s=deadline_s)
         )
         return key
 
     def announce(self, key: TransferKey) -> None:
-        self.sender.on_chunks([(engine_id(key), Chunk(0, 8, (4, 5), self.word.value + 1))])
+        self.sender.on_chunks([(engine_id(key), Chunk(0, 8, [(4, 5)], self.word.value + 1))])
 
     def forward(self, key: TransferKey) -> None:
         self.announce(key)
@@ -135,7 +115,7 @@ def test_a_prompt_is_computed_written_reported_and_released() -> None:
     assert world.engine.released == []
     world.run()
     assert world.kinds()[-1] is TransferFinished and world.engine.released == [engine_id(key)]
-    pool, target = (memory.reshape(BLOCKS, OF.block_bytes) for memory in (world.pool, world.target))
+    pool, target = (memory.reshape(BLOCKS, OF.block_bytes(0)) for memory in (world.pool, world.target))
     assert np.array_equal(target[TARGETS], pool[[4, 5]])
     assert not np.delete(target, TARGETS, axis=0).any()
 
@@ -253,11 +233,13 @@ def test_a_late_greeting_does_not_replace_a_newer_session() -> None:
 def test_strangers_are_refused_with_the_reason() -> None:
     world = World()
     world.hello(expects="somebody else")
-    world.hello(compatibility="other", layout=layout(layers=2, page_size=8))
+    world.hello(compatibility="other", layout=layout(layers=3))
+    world.hello(layout=msgspec.structs.replace(OF, tensor_parallel=3))
     world.hello(compatibility="other")
     refusals = [message for message in world.sent if isinstance(message, HelloRefused)]
-    assert [refusal.failure.code.value for refusal in refusals] == ["stale_peer", "incompatible", "incompatible"]
-    assert "page_size=8" in refusals[1].failure.message and "protocol" in refusals[2].failure.message
+    assert [refusal.failure.code.value for refusal in refusals] == ["stale_peer", *["incompatible"] * 3]
+    reasons = [refusal.failure.message for refusal in refusals]
+    assert "groups" in reasons[1] and "3 ranks" in reasons[2] and "protocol" in reasons[3]
     assert world.sender.sessions == 0
 
 

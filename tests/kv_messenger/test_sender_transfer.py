@@ -31,7 +31,7 @@ def started(tokens: int = 8, chunks: int = 1) -> tuple[SenderTransfer, list[int]
     size = tokens // chunks
     handles: list[int] = []
     for start in range(0, tokens, size):
-        for action in transfer.on_chunk(Chunk(start, start + size, range(tokens // 4), 1 + start)):
+        for action in transfer.on_chunk(Chunk(start, start + size, [range(tokens // 4)], 1 + start)):
             assert isinstance(action, Arm)
             handles.append(len(handles))
             transfer.on_armed(handles[-1])
@@ -60,7 +60,7 @@ def test_the_forward_of_an_earlier_chunk_does_not_finish_it() -> None:
 
 def test_batches_that_a_gate_withholds_keep_it_open() -> None:
     transfer = SenderTransfer(KEY, plan(layout(layers=2), 8, [0, 1]), 0, 9.0)
-    transfer.on_chunk(Chunk(0, 8, [0, 1], 1))
+    transfer.on_chunk(Chunk(0, 8, [[0, 1]], 1))
     transfer.on_armed(0)
     transfer.on_batch_ended(ended(0))
     assert transfer.on_forward_ended(20, 100) == []
@@ -89,7 +89,7 @@ def test_an_abort_before_the_first_chunk_releases_at_once() -> None:
     transfer = SenderTransfer(KEY, plan(layout(), 8, [0, 1]), 0, 9.0)
     assert transfer.stop(ABORTED) == [StopPosting(())]
     assert transfer.on_cancelled(0, 0) == [ReportStopped(0, 0, None), ReleaseSource()]
-    assert transfer.on_chunk(Chunk(0, 8, [0, 1], 1)) == []
+    assert transfer.on_chunk(Chunk(0, 8, [[0, 1]], 1)) == []
 
 
 def test_a_failed_write_stops_the_others_and_counts_what_was_posted_before() -> None:

@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 
 from kv_messenger.sender_transfer import Arm, Chunk, SenderTransfer
+from kv_messenger.sent import Sent
 from kv_messenger.withheld import GatedArming
 from protocol.gates import GateClient, Gates
-from tests.kv_messenger.builders import KEY, layout, plan
+from tests.kv_messenger.builders import KEY, layout, no_source, plan
 
 LAYERS = 3
 
@@ -32,22 +33,23 @@ class Sending:
     """One transfer, and the layers of it that were armed so far."""
 
     def __init__(self) -> None:
-        self.transfer = SenderTransfer(KEY, plan(layout(layers=LAYERS), 4, [9]), 0, 60.0)
-        self.arms = [arm for arm in self.transfer.on_chunk(Chunk(0, 4, [1], 1)) if isinstance(arm, Arm)]
+        transfer = SenderTransfer(KEY, plan(layout(layers=LAYERS), 4, [9]), 0, 60.0)
+        self.sent = Sent(transfer, no_source())
+        self.arms = [arm for arm in transfer.on_chunk(Chunk(0, 4, [[1]], 1)) if isinstance(arm, Arm)]
 
 
-class Armed(list[tuple[SenderTransfer, int]]):
-    def __call__(self, transfer: SenderTransfer, arm: Arm) -> None:
-        self.append((transfer, arm.layer))
+class Armed(list[tuple[Sent, int]]):
+    def __call__(self, sent: Sent, arm: Arm) -> None:
+        self.append((sent, arm.layer))
 
     def layers(self, of: Sending) -> list[int]:
-        return [layer for transfer, layer in self if transfer is of.transfer]
+        return [layer for sent, layer in self if sent is of.sent]
 
 
 def arm_all(arming: GatedArming, *sendings: Sending) -> None:
     for sending in sendings:
         for arm in sending.arms:
-            arming.arm(sending.transfer, arm)
+            arming.arm(sending.sent, arm)
 
 
 def test_open_gates_keep_nothing_back(gates: Gates) -> None:
@@ -98,7 +100,7 @@ def test_transfers_wait_each_for_itself(gates: Gates, client: GateClient) -> Non
     armed, first, second = Armed(), Sending(), Sending()
     arming = GatedArming(gates, armed)
     arm_all(arming, first)
-    arming.arm(second.transfer, second.arms[0])
+    arming.arm(second.sent, second.arms[0])
     assert armed.layers(second) == [0]
     client.release("xfer:layer=1")
     arming.on_released()
@@ -111,7 +113,7 @@ def test_what_was_stopped_meanwhile_is_never_armed(gates: Gates, client: GateCli
     armed, first, second = Armed(), Sending(), Sending()
     arming = GatedArming(gates, armed)
     arm_all(arming, first, second)
-    first.transfer.stop(None)
+    first.sent.transfer.stop(None)
     client.release("xfer:layer=0")
     arming.on_released()
     assert armed.layers(first) == [] and armed.layers(second) == [0, 1, 2]

@@ -85,7 +85,7 @@ class Cluster:
         engine, fabric = self._build(name, shape.options(model, shape.num_blocks, "prefill_first"), head=False)
         region = fabric.register(engine.pool.address, engine.pool.bytes)
         node = PrefillNode(
-            self._member(name), self._key, served_model(model), engine, fabric, region, self._gate(name),
+            self._member(name), self._key, served_model(model), engine, fabric, [region], self._gate(name),
             debug_pages=True,
         )  # fmt: skip
         node.start()
@@ -101,7 +101,7 @@ class Cluster:
         )
         region = fabric.register(engine.pool.address, engine.pool.bytes)
         node = DecodeNode(
-            self._member(name), self._key, served_model(self.model), engine, fabric, region, self._gate(name),
+            self._member(name), self._key, served_model(self.model), engine, fabric, [region], self._gate(name),
             local_prefill=local, debug_pages=True,
         )  # fmt: skip
         node.start()

@@ -19,7 +19,7 @@ def test_a_request_fetches_joins_answers_and_gives_its_pages_back() -> None:
     desk.ask("A", 9)
     fetch = desk.fetch("A")
     assert fetch.peer == FIRST and list(fetch.tokens) == list(range(2, 10))
-    assert len(fetch.blocks) == 2, "the last token is computed here, and its page is not fetched"
+    assert len(fetch.tables[0]) == 2, "the last token is computed here, and its page is not fetched"
     desk.arrive("A")
     desk.safe("A")
     desk.run()
@@ -32,7 +32,7 @@ def test_a_request_fetches_joins_answers_and_gives_its_pages_back() -> None:
 def test_the_pages_fetched_are_those_of_the_prompt_without_its_last_token(tokens: int, fetched: int) -> None:
     desk = Desk()
     desk.ask("A", tokens)
-    assert len(desk.fetch("A").blocks) == fetched
+    assert len(desk.fetch("A").tables[0]) == fetched
 
 
 @pytest.mark.parametrize("local", [False, True])

@@ -5,7 +5,7 @@ Debug mode is on: a write into a page that was freed breaks its poison, one into
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import cast
@@ -173,14 +173,12 @@ class Difference:
     """How the other prefill node differs, and what the refusal says of it."""
 
     said: str
-    shape: Shape = field(default_factory=Shape)
-    model: Callable[[Path], Path] | None = None
+    model: Callable[[Path], Path]
 
 
 DIFFERENCES = {
-    "page size": Difference("page_size=32", shape=Shape(page_size=32)),
-    "layers": Difference("layers=2", model=partial(save_tiny_model, layers=2)),
-    "kv heads": Difference("kv_heads=2", model=partial(save_tiny_model, kv_heads=2)),
+    "layers": Difference("groups of the KV differ", model=partial(save_tiny_model, layers=2)),
+    "kv heads": Difference("prefill side 2, decode side 4", model=partial(save_tiny_model, kv_heads=2)),
     "weights": Difference("model, tokenizer or protocol version differ", model=partial(save_tiny_model, seed=1)),
 }
 
@@ -192,7 +190,7 @@ def test_a_peer_that_cannot_be_paired_is_refused_and_nobody_falls(
     """P31, at the handshake: the router would not pair them, but a decode node must not rely on that."""
     differs = DIFFERENCES[difference]
     with Cluster(tiny_model, open_named("net"), Shape()).start() as cluster:
-        cluster.add_prefill(differs.shape, differs.model(tmp_path) if differs.model else None)
+        cluster.add_prefill(model=differs.model(tmp_path))
         cluster.router.wait_for(lambda nodes: len(nodes) == 3)
         same, other = sorted(cluster.router.prefills(), key=lambda address: address.name)
         prompt = prompt_of(40, seed)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.codec import MAX_FRAME_BYTES, BadFrame, decode, encode
-from protocol.layout import KVLayout
+from protocol.layout import GroupLayout, KVLayout
 from protocol.messages import (
     DecodeRequest,
     Failure,
@@ -28,10 +28,24 @@ from protocol.messages import (
     ToNode,
 )
 from protocol.sampling import SamplingParams
-from protocol.ticket import RankTicket, TransferKey, TransferTicket
+from protocol.ticket import RankRegion, TransferKey, TransferTicket
 
 KEY = TransferKey("request", 2, "instance")
-RANK = RankTicket(region_key=2**64 - 1, region_base=2**47, region_length=4096, blocks=[3, 1], immediate=2**32 - 1)
+TICKET = TransferTicket(
+    key=KEY,
+    landing=1,
+    first_page=0,
+    immediate=2**32 - 1,
+    blocks=[[3, 1], [2]],
+    regions=[RankRegion(key=2**64 - 1, base=2**47, length=4096)],
+)
+HYBRID = KVLayout(
+    groups=(GroupLayout(layers=(0, 2)), GroupLayout(layers=(1,), window=9)),
+    kv_heads=3,
+    page_size=64,
+    head_dim=64,
+    dtype="float32",
+)
 EXAMPLES: list[tuple[Any, msgspec.Struct]] = [
     (
         FromDecode,
@@ -40,7 +54,7 @@ EXAMPLES: list[tuple[Any, msgspec.Struct]] = [
             name="decode-0",
             expects="p",
             compatibility="c",
-            layout=KVLayout(layers=30, kv_heads=3, page_size=64, head_dim=64, dtype="float32"),
+            layout=HYBRID,
             landing=1,
             landing_address=b"\x00\xff",
         ),
@@ -48,7 +62,7 @@ EXAMPLES: list[tuple[Any, msgspec.Struct]] = [
     (
         FromDecode,
         PrefillRequest(
-            ticket=TransferTicket(key=KEY, landing=1, first_page=0, ranks=[RANK]),
+            ticket=TICKET,
             public_id="Grüße-😀",
             tokens=[0, 49151],
             deadline_s=1.5,

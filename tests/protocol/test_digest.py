@@ -7,9 +7,9 @@ import pytest
 
 from protocol import PROTOCOL_VERSION, digest
 from protocol.digest import compatibility_digest, model_digest, served_model, tokenizer_digest
-from protocol.layout import KVLayout
+from protocol.layout import GroupLayout, KVLayout, full_layout
 
-LAYOUT = KVLayout(layers=3, kv_heads=4, page_size=16, head_dim=8, dtype="float32")
+LAYOUT = full_layout(layers=3, kv_heads=4, page_size=16, head_dim=8, dtype="float32")
 FILES = {
     "config.json": '{"layers": 3}',
     "model-1.safetensors": "weights, first half",
@@ -32,15 +32,33 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    "change", [{"layers": 2}, {"kv_heads": 2}, {"page_size": 32}, {"head_dim": 16}, {"dtype": "bfloat16"}], ids=str
+    "change",
+    [
+        {"groups": (GroupLayout(layers=(0, 1)),)},
+        {"groups": (GroupLayout(layers=(0, 1, 2), window=9),)},
+        {"groups": (GroupLayout(layers=(0, 1)), GroupLayout(layers=(2,)))},
+        {"kv_heads": 2},
+        {"parts": 1},
+        {"head_dim": 16},
+        {"dtype": "bfloat16"},
+    ],
+    ids=str,
 )
-def test_each_fact_of_the_layout_changes_compatibility(change: dict[str, object]) -> None:
+def test_each_fact_of_the_kv_changes_compatibility(change: dict[str, object]) -> None:
     other = msgspec.structs.replace(LAYOUT, **change)
     assert compatibility_digest("model", other) != compatibility_digest("model", LAYOUT)
 
 
-def test_the_table_names_every_fact_of_a_layout() -> None:
-    assert set(KVLayout.__struct_fields__) == {"layers", "kv_heads", "page_size", "head_dim", "dtype"}
+@pytest.mark.parametrize("change", [{"page_size": 32}, {"tensor_parallel": 2}], ids=str)
+def test_how_the_kv_is_cut_does_not(change: dict[str, object]) -> None:
+    """The handshake judges it."""
+    other = msgspec.structs.replace(LAYOUT, **change)
+    assert compatibility_digest("model", other) == compatibility_digest("model", LAYOUT)
+
+
+def test_the_tables_name_every_fact_of_a_layout() -> None:
+    named = {"groups", "kv_heads", "parts", "head_dim", "dtype", "page_size", "tensor_parallel"}
+    assert set(KVLayout.__struct_fields__) == named
 
 
 def test_another_model_and_another_protocol_version_change_compatibility(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,7 +69,7 @@ def test_another_model_and_another_protocol_version_change_compatibility(monkeyp
 
 
 def test_swapped_sizes_are_not_taken_for_each_other() -> None:
-    swapped = msgspec.structs.replace(LAYOUT, layers=LAYOUT.kv_heads, kv_heads=LAYOUT.layers)
+    swapped = msgspec.structs.replace(LAYOUT, head_dim=LAYOUT.kv_heads, kv_heads=LAYOUT.head_dim)
     assert compatibility_digest("model", swapped) != compatibility_digest("model", LAYOUT)
 
 
