@@ -6,15 +6,16 @@ from typing import Any, Protocol
 import torch
 from torch.distributed import ProcessGroupGloo, TCPStore  # type: ignore[attr-defined]
 
+from engine.errors import CollectiveBroken
 from engine.tensor_parallel import Shard
 
 LOOPBACK = "127.0.0.1"
-RENDEZVOUS_S = 60.0
+RENDEZVOUS_S = 20.0
 """For the ranks to find each other, once their models are loaded."""
 
 
 class Collective(Protocol):
-    """Every rank makes the same calls in the same order. Raises RuntimeError where a rank is gone or late."""
+    """Every rank makes the same calls in the same order. Raises CollectiveBroken where a rank is gone or late."""
 
     def sum(self, tensor: torch.Tensor) -> None:
         """In place, over all ranks, with the same bits on each. Returns on no rank before every rank has called it,
@@ -38,17 +39,22 @@ class GlooCollective:
         self._present = torch.zeros(1)
 
     def join(self) -> None:
-        """Waits for all ranks."""
-        wait = timedelta(seconds=RENDEZVOUS_S)
-        store = TCPStore(LOOPBACK, self._port, is_master=False, timeout=wait)
+        """Waits for all ranks, at most RENDEZVOUS_S. Raises CollectiveBroken."""
         gloo: Any = ProcessGroupGloo
         options = gloo._Options()
         options._devices = [gloo.create_device(hostname=LOOPBACK)]
         options._timeout = timedelta(seconds=self._timeout_s)
-        self._group = gloo(store, self._shard.rank, self._shard.world, options)
+        try:
+            store = TCPStore(LOOPBACK, self._port, is_master=False, timeout=timedelta(seconds=RENDEZVOUS_S))
+            self._group = gloo(store, self._shard.rank, self._shard.world, options)
+        except RuntimeError as error:
+            raise CollectiveBroken(f"rank {self._shard.rank} did not find the others: {error}") from error
 
     def sum(self, tensor: torch.Tensor) -> None:
-        self._group.allreduce([tensor if tensor.numel() else self._present]).wait()
+        try:
+            self._group.allreduce([tensor if tensor.numel() else self._present]).wait()
+        except RuntimeError as error:
+            raise CollectiveBroken(f"rank {self._shard.rank} waited for the others in vain: {error}") from error
 
     def close(self) -> None:
         """The connections end, and with them whatever other ranks wait for. May be called again."""

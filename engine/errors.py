@@ -12,6 +12,8 @@ EngineError
 |  `- IncompleteModel       files are missing
 |- NoDevice                 choose a device that this machine and this build of torch have
 |- ForwardFailed            fail the requests of that batch
+|- DeviceLost               a device's process has ended or hangs, and the engine with it: restart the node
+|- CollectiveBroken         find out which rank is gone or late: this one cannot go on without it
 |- PoisonBroken             a bug: somebody wrote to a free page
 |- KernelsUnavailable       run the slower path in torch, or compile the extension
 |- LoopPaused               leave the pause first
@@ -65,6 +67,14 @@ class NoDevice(EngineError):
 
 class ForwardFailed(EngineError):
     """The device raised while a batch ran."""
+
+
+class DeviceLost(EngineError):
+    """One of the processes that an engine is made of has ended or hangs: the engine is of no use any more."""
+
+
+class CollectiveBroken(EngineError):
+    """A sum over the ranks did not come about: one of them is gone or late."""
 
 
 class PoisonBroken(EngineError):

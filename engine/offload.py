@@ -31,13 +31,13 @@ SLICE_BYTES = 64 << 20
 
 
 def copy_blocks(source: CachePool, target: CachePool, move: BlockMove) -> None:
-    """Block by block, as bytes."""
+    """Block by block, as bytes, on every rank."""
     here, there = source.raw_blocks(move.group), target.raw_blocks(move.group)
-    step = max(1, SLICE_BYTES // here.shape[1])
+    step = max(1, SLICE_BYTES // (here.shape[0] * here.shape[2]))
     for start in range(0, len(move.sources), step):
         sources = torch.tensor(move.sources[start : start + step], device=source.device)
         targets = torch.tensor(move.targets[start : start + step], device=target.device)
-        there[targets] = here[sources].to(target.device)
+        there[:, targets] = here[:, sources].to(target.device)
 
 
 class OffloadStore:

@@ -11,8 +11,9 @@ class ProgressWord:
     is done, the word is v + l + 1, and that layer's KV of the forward's tokens is in its pages.
     """
 
-    def __init__(self) -> None:
-        self._memory = mmap.mmap(-1, mmap.PAGESIZE)
+    def __init__(self, memory: mmap.mmap | None = None) -> None:
+        """`memory`: a page, which may be shared with the process that runs the forwards; None: one of its own."""
+        self._memory = mmap.mmap(-1, mmap.PAGESIZE) if memory is None else memory
         self._word = ctypes.c_uint64.from_buffer(self._memory)
 
     @property

@@ -50,7 +50,7 @@ def kv_heads_per_rank(count: int, world: int) -> int:
 
 def check_divisible(config: Any, world: int) -> None:
     """`config`: a transformers configuration. Raises UnsupportedModel with what to do instead."""
-    if world == 1 or _divides(config, world):
+    if _divides(config, world):
         return
     possible = [str(n) for n in range(1, config.num_attention_heads + 1) if _divides(config, n)]
     raise UnsupportedModel(

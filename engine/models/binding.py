@@ -5,6 +5,7 @@ from functools import partial
 from typing import Any, cast
 
 import torch
+from torch.utils.hooks import RemovableHandle
 from transformers import AttentionInterface
 
 from engine.attention.base import AttentionBackend, AttentionScores
@@ -43,8 +44,10 @@ class BoundModel:
         self._model = model
         self._base = cast(Any, model).base_model
         self._backend = backend
-        sums = partial_sums(model) if collective else ()
-        self._hooks = [module.register_forward_hook(partial(_sum_output, collective)) for module in sums]
+        self._hooks: list[RemovableHandle] = []
+        if collective:
+            hook = partial(_sum_output, collective)
+            self._hooks += [module.register_forward_hook(hook) for module in partial_sums(model)]
         for layer in self._base.layers:  # behind the sums: hooks run in the order of their registration
             self._hooks.append(layer.self_attn.o_proj.register_forward_hook(lambda *_: progress.advance()))
 

@@ -56,12 +56,7 @@ def load_model(directory: Path, dtype: DType = "float32", head: bool = True, sha
 
     Raises IncompleteModel or UnsupportedModel, before the weights are read.
     """
-    check_complete(directory)
-    config = AutoConfig.from_pretrained(directory, local_files_only=True)
-    check_supported(config)
-    check_divisible(config, shard.world)
-    if not shard.is_whole:
-        check_plan(config)
+    config = check_model(directory, shard.world)
     register_attention()
     model = _read_weights(directory, DTYPES[dtype], head)
     if not shard.is_whole:
@@ -81,6 +76,17 @@ def load_model(directory: Path, dtype: DType = "float32", head: bool = True, sha
         sizes=ModelSizes.of(config).divided(shard.world),
         shard=shard,
     )
+
+
+def check_model(directory: Path, world: int = 1) -> Any:
+    """The configuration of a model that `world` devices can serve. Raises IncompleteModel or UnsupportedModel."""
+    check_complete(directory)
+    config = AutoConfig.from_pretrained(directory, local_files_only=True)
+    check_supported(config)
+    if world > 1:
+        check_plan(config)
+        check_divisible(config, world)
+    return config
 
 
 def _read_weights(directory: Path, dtype: torch.dtype, head: bool) -> torch.nn.Module:

@@ -1,0 +1,117 @@
+"""What the main process and a worker tell each other: records on one socketpair, each way in order."""
+
+from collections.abc import Sequence
+from typing import Annotated
+
+import msgspec
+
+from engine.forward_batch import PLACEHOLDER, BatchRow, ForwardBatch, SampleStream
+from engine.runner import SampledToken
+from protocol.layout import MAX_RANKS, DType, Positive
+from protocol.sampling import SamplingParams
+
+_Rank = Annotated[int, msgspec.Meta(ge=0, lt=MAX_RANKS)]
+
+
+class Load(msgspec.Struct, frozen=True, tag=True):
+    """The first word to a worker. `port`: where the ranks meet, on loopback. `head`: of the whole engine. `silence_s`:
+    how long a rank waits for the others in a forward."""
+
+    model: str
+    dtype: DType
+    head: bool
+    rank: _Rank
+    world: Annotated[int, msgspec.Meta(ge=1, le=MAX_RANKS)]
+    port: Annotated[int, msgspec.Meta(ge=1, lt=1 << 16)]
+    threads: Positive
+    silence_s: float
+
+
+class Loaded(msgspec.Struct, frozen=True, tag=True):
+    """The answer to Load."""
+
+
+class Serve(msgspec.Struct, frozen=True, tag=True):
+    """The cache's size; the file descriptor of the shared memory comes with it."""
+
+    page_size: Positive
+    num_chunks: Positive
+
+
+class Ready(msgspec.Struct, frozen=True, tag=True):
+    """The answer to Serve: all ranks have found each other."""
+
+
+class Row(msgspec.Struct, frozen=True, array_like=True):
+    """See BatchRow. `wanted`: a token is wanted; from what it is drawn is among the streams, if the receiver draws."""
+
+    start: int
+    tokens: Sequence[int]
+    tables: Sequence[Sequence[int]]
+    wanted: bool
+    carry: int
+
+
+class Stream(msgspec.Struct, frozen=True, array_like=True):
+    """See SampleStream. The history is left out where no token depends on it."""
+
+    params: SamplingParams
+    seed: int
+    history: Sequence[int]
+    prompt_length: int
+
+
+class Forward(msgspec.Struct, frozen=True, tag=True):
+    """`streams`: of the wanted tokens, in order; none for ranks that choose none."""
+
+    rows: list[Row]
+    streams: list[Stream]
+
+
+class Done(msgspec.Struct, frozen=True, tag=True):
+    """From a main rank, the answer to Forward. See ForwardResult."""
+
+    tokens: list[SampledToken | str]
+    started_ns: int
+    ended_ns: int
+
+
+class Failed(msgspec.Struct, frozen=True, tag=True):
+    """A worker's last word: it cannot go on, in whatever it was doing."""
+
+    reason: str
+
+
+class Stop(msgspec.Struct, frozen=True, tag=True):
+    """A worker ends, well."""
+
+
+Order = Load | Serve | Forward | Stop
+Answer = Loaded | Ready | Done | Failed
+
+WELL, FAILED, OTHERS_GONE = 0, 1, 75
+"""Exit statuses of a worker. OTHERS_GONE: it ended because another rank did."""
+
+_UNCHOSEN = SampleStream(SamplingParams(max_new_tokens=0), 0)
+"""Marks a row whose token another rank chooses."""
+
+
+def as_forward(batch: ForwardBatch, chosen: bool) -> Forward:
+    """`chosen`: the receiver, or one of several, chooses the tokens."""
+    rows = [Row(row.start, row.tokens, row.tables, row.sample is not None, row.carry) for row in batch.rows]
+    return Forward(rows, [_stream(row.sample) for row in batch.rows if row.sample] if chosen else [])
+
+
+def as_batch(forward: Forward) -> ForwardBatch:
+    """Where no streams came along, rows say no more than that a token is wanted."""
+    streams = (SampleStream(*msgspec.structs.astuple(stream)) for stream in forward.streams)
+    rows = []
+    for number, row in enumerate(forward.rows):
+        sample = next(streams, _UNCHOSEN) if row.wanted else None
+        rows.append(BatchRow(str(number), row.start, row.tokens, row.tables, sample, row.carry))
+    return ForwardBatch(rows)
+
+
+def _stream(sample: SampleStream) -> Stream:
+    history = [token for token in sample.history if token != PLACEHOLDER] if sample.params.needs_history else []
+    return Stream(sample.params, sample.seed, history, sample.prompt_length)
