@@ -80,9 +80,9 @@ class CacheAllocator(ABC):
     def _set_free(self, blocks: Sequence[int]) -> None:
         """In reverse, so that the first of them is the next one taken."""
         self._pool.poison(self.group, blocks)
-        for block in reversed(blocks):
+        for block in blocks:
             self._used[block // self.blocks_per_chunk] -= 1
-            self._free.append(block)
+        self._free += reversed(blocks)
 
 
 class FullAttentionCacheAllocator(CacheAllocator):
@@ -114,8 +114,7 @@ class FullAttentionCacheAllocator(CacheAllocator):
         if prefix is None:
             self._set_free(blocks)
             return
-        plain = [b for b in blocks if not prefix.is_registered(b) or prefix.release(b, keep)]
-        self._set_free(plain)
+        self._set_free(prefix.release(blocks, keep))
 
 
 class SlidingAttentionCacheAllocator(CacheAllocator):

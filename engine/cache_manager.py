@@ -61,6 +61,7 @@ class CacheManager:
         self._clock = clock
         self._holdings: dict[Owner, Holding] = {}
         self._leaving: list[Holding] = []
+        self._no_tables: list[list[int]] = [[] for _ in self.allocators]
 
     # ---- how much there is ----
 
@@ -112,8 +113,7 @@ class CacheManager:
 
     def missing_blocks(self, owner: Owner, tokens: int) -> list[int]:
         """How many the owner lacks to hold `tokens` tokens, by group."""
-        tables = self.tables(owner)
-        return [max(0, a.blocks_for(tokens) - len(table)) for a, table in zip(self.allocators, tables, strict=True)]
+        return self._missing(self.tables(owner), tokens)
 
     def can_hold(self, owner: Owner, tokens: int, hits: Sequence[int] = ()) -> bool:
         """Whether the owner's tables can be made to hold `tokens` tokens. `hits`: initialised or used blocks that it
@@ -121,7 +121,7 @@ class CacheManager:
         holding = self._holdings.get(owner)
         if holding is not None and tokens <= holding.capacity:
             return True
-        missing = self.missing_blocks(owner, tokens)
+        missing = self._missing(holding.tables if holding else self._no_tables, tokens)
         if hits:
             assert self.prefix is not None
             missing[0] -= len(hits)
@@ -138,10 +138,10 @@ class CacheManager:
         assert holding.state is HoldingState.HELD, f"{owner} is {holding.state.value}"
         if hits:
             self._attach(holding, hits)
-        for allocator, table in zip(self.allocators, holding.tables, strict=True):
-            missing = allocator.blocks_for(tokens) - len(table)
-            if missing > 0:
-                table.extend(allocator.take(missing))
+        missing = self._missing(holding.tables, tokens)
+        for allocator, table, count in zip(self.allocators, holding.tables, missing, strict=True):
+            if count:
+                table.extend(allocator.take(count))
         self._set_capacity(holding)
         return holding
 
@@ -170,16 +170,16 @@ class CacheManager:
         prefix, holding = self.prefix, self._holdings.get(owner)
         if prefix is None or holding is None or holding.state is not HoldingState.HELD:
             return None
-        table, replaced = holding.tables[0], []
-        for index in range(holding.registered, len(hashes)):
-            holding.registered = index + 1
-            if not may_replace and prefix.knows(hashes[index]):
-                continue
-            block = prefix.register(table[index], hashes[index])
-            if block != table[index]:
-                replaced.append(table[index])
-                table[index] = block
-        return self._leaving_with(owner, [replaced], keep=False) if replaced else None
+        table, first, complete = holding.tables[0], holding.registered, len(hashes)
+        if complete <= first:
+            return None
+        holding.registered, own = complete, table[first:complete]
+        kept = prefix.register(own, hashes[first:complete], may_replace)
+        if kept == own:
+            return None
+        table[first:complete] = kept
+        replaced = [block for block, other in zip(own, kept, strict=True) if block != other]
+        return self._leaving_with(owner, [replaced], keep=False)
 
     def can_fork(self, parent: Owner) -> bool:
         return self._fit([len(table) - self._shareable(parent, group) for group, table in self._numbered(parent)])
@@ -243,6 +243,13 @@ class CacheManager:
         return self._clock()
 
     # ---- inside ----
+
+    def _missing(self, tables: Sequence[Sequence[int]], tokens: int) -> list[int]:
+        missing = []
+        for allocator, table in zip(self.allocators, tables, strict=True):
+            count = allocator.blocks_for(tokens) - len(table)
+            missing.append(count if count > 0 else 0)
+        return missing
 
     def _fit(self, missing: Iterable[int], kept: int = 0) -> bool:
         """Blocks missing by group, rounded up to chunks where a group's own do not do. `kept`: evictable blocks that

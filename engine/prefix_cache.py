@@ -34,9 +34,9 @@ def block_hashes(parent: bytes, tokens: Sequence[int], page_size: int) -> list[b
 
 
 class CacheEvent(NamedTuple):
-    """For a router that wants to know what is held where: a hash that can be hit now, or no longer."""
+    """For a router that wants to know what is held where: hashes that can be hit now, or no longer."""
 
-    hash: bytes
+    hashes: list[bytes]
     stored: bool
 
 
@@ -84,53 +84,58 @@ class PrefixCache:
     def count_initialised(self, blocks: Iterable[int]) -> int:
         return sum(block in self._initialised for block in blocks)
 
-    def is_registered(self, block: int) -> bool:
-        return block in self._hash_of
-
     def pin(self, blocks: Iterable[int]) -> None:
         """One more user of each."""
         for block in blocks:
             self._references[block] += 1
             self._initialised.pop(block, None)
 
-    def register(self, block: int, digest: bytes) -> int:
-        """`block` is complete, and used once. Returns the block that holds this content from now on: another one if
-        it was known already, with one more user, and then `block` is not registered."""
-        known = self._block_of.get(digest)
-        if known is not None:
-            self.counters.duplicates += 1
-            self.pin([known])
-            return known
-        self._block_of[digest] = block
-        self._hash_of[block] = digest
-        self._references[block] = 1
-        self.events.append(CacheEvent(digest, stored=True))
-        return block
+    def register(self, blocks: Sequence[int], digests: Sequence[bytes], may_replace: bool) -> list[int]:
+        """Each block is complete, and used once. Returns the blocks that hold this content from now on: if
+        `may_replace`, then where it was known already another one, with one more user. A block whose content another
+        one holds is not registered."""
+        kept, stored = [], []
+        for block, digest in zip(blocks, digests, strict=True):
+            holder = self._block_of.setdefault(digest, block)
+            if holder == block:
+                self._hash_of[block] = digest
+                self._references[block] = 1
+                stored.append(digest)
+            elif may_replace:
+                self.counters.duplicates += 1
+                self.pin([holder])
+            kept.append(holder if may_replace else block)
+        if stored:
+            self.events.append(CacheEvent(stored, stored=True))
+        return kept
 
-    def knows(self, digest: bytes) -> bool:
-        return digest in self._block_of
-
-    def release(self, block: int, keep: bool) -> bool:
-        """One user fewer of a registered block. True if it is plain free now: nobody uses it and it is not to be
-        kept."""
-        self._references[block] -= 1
-        if self._references[block]:
-            return False
-        if keep:
-            self._initialised[block] = None
-            return False
-        self._forget(block)
-        return True
+    def release(self, blocks: Iterable[int], keep: bool) -> list[int]:
+        """One user fewer of each, in order. Returns those that are plain free now: they were not registered, or nobody
+        uses them and they are not to be kept."""
+        plain, unused = [], []
+        for block in blocks:
+            users = self._references.get(block)
+            if users is None:
+                plain.append(block)
+                continue
+            self._references[block] = users - 1
+            if users == 1 and keep:
+                self._initialised[block] = None
+            elif users == 1:
+                plain.append(block)
+                unused.append(block)
+        self._forget(unused)
+        return plain
 
     def evict(self, count: int) -> list[int]:
         """At least `count` initialised blocks, which are plain free from now on."""
         assert count <= len(self._initialised), f"{count} initialised blocks wanted of {len(self._initialised)}"
         if self._policy == "all":
             count = len(self._initialised)
-        blocks = [self._initialised.popitem(last=self._policy != "lru")[0] for _ in range(count)]
+        newest = self._policy != "lru"
+        blocks = [self._initialised.popitem(last=newest)[0] for _ in range(count)]
         self.counters.evictions += count
-        for block in blocks:
-            self._forget(block)
+        self._forget(blocks)
         return blocks
 
     def users_of(self, block: int) -> int:
@@ -144,7 +149,9 @@ class PrefixCache:
     def initialised_blocks(self) -> list[int]:
         return list(self._initialised)
 
-    def _forget(self, block: int) -> None:
-        digest = self._hash_of.pop(block)
-        del self._block_of[digest], self._references[block]
-        self.events.append(CacheEvent(digest, stored=False))
+    def _forget(self, blocks: Sequence[int]) -> None:
+        if blocks:
+            digests = [self._hash_of.pop(block) for block in blocks]
+            for block, digest in zip(blocks, digests, strict=True):
+                del self._block_of[digest], self._references[block]
+            self.events.append(CacheEvent(digests, stored=False))

@@ -270,7 +270,7 @@ def test_what_is_stored_and_removed_is_told_in_order() -> None:
         h.add(name, prompt, 1)
         while h.engine.has_work:
             output = h.engine.step()
-            events += [event.stored for event in output.cache_events]
+            events += [event.stored for event in output.cache_events for _ in event.hashes]
     assert events == [True, True, False, False, True, True, True, True]
 
 
