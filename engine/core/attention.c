@@ -1,28 +1,23 @@
 /* A layer's attention, shared out to threads. */
 #include "attention.h"
 
+#include <omp.h>
 #include <stdlib.h>
 
 #include "attention_call.h"
 #include "cpu.h"
 
-enum { WORTH_A_TEAM = 1 << 18 }; /* multiplications that one thread does in the time that it takes to wake another */
+enum {
+    WORTH_A_TEAM = 1 << 18, /* multiplications that one thread does in the time that it takes to wake another */
+    CACHE_LINE = 64,        /* bytes */
+};
 
 #ifdef __x86_64__
-static kf_attend_tile *const VARIANTS[KF_VARIANTS] = {kf_attend_tile_portable, kf_attend_tile_avx2,
-                                                      kf_attend_tile_avx512};
+static const kf_attention_tiles *const VARIANTS[KF_VARIANTS] = {&kf_attention_portable, &kf_attention_avx2,
+                                                                &kf_attention_avx512};
 #else
-static kf_attend_tile *const VARIANTS[KF_VARIANTS] = {kf_attend_tile_portable};
+static const kf_attention_tiles *const VARIANTS[KF_VARIANTS] = {&kf_attention_portable};
 #endif
-
-/* As many queries in a block as the longest row has, but no more than a unit takes, and whole tokens if that goes. */
-static int32_t block_size(const kf_rows *rows, int32_t share)
-{
-    int32_t most = share < QUERIES ? QUERIES - QUERIES % share : QUERIES, longest = 0;
-    for (int32_t i = 0; i < rows->num_rows; i++)
-        longest = rows->rows[i].count > longest ? rows->rows[i].count : longest;
-    return longest * share < most ? longest * share : most;
-}
 
 /* Returns what there is to do, in multiplications. */
 static int64_t number_units(kf_call *call)
@@ -33,9 +28,21 @@ static int64_t number_units(kf_call *call)
         kf_cut cut = kf_cut_row(call, row);
         row->unit = call->units;
         call->units += cut.pieces * cut.blocks;
+        call->block = cut.block > call->block ? cut.block : call->block;
         work += (int64_t)(cut.end - cut.first) * row->count * call->scores->heads * call->layer->head_dim;
     }
     return work;
+}
+
+static int allocate_copies(kf_call *call, int threads)
+{
+    int64_t floats = (int64_t)threads * kf_copy_size(call);
+    int copies = 0;
+    for (int32_t i = 0; i < call->rows->num_rows && !copies; i++)
+        copies = kf_copies_tiles(call, &call->rows->rows[i]);
+    if (copies)
+        call->copies = aligned_alloc(CACHE_LINE, sizeof(float) * (size_t)floats);
+    return !copies || call->copies;
 }
 
 static int allocate_partial(kf_call *call)
@@ -58,6 +65,13 @@ static void write_chunk(const kf_call *call, int32_t row, int32_t head)
         kf_write_row(call, &call->rows->rows[row], head);
 }
 
+/* Backwards: the last block of a chunk sees most, and what takes longest is best begun first. */
+static void attend_unit(const kf_call *call, int32_t unit, int32_t head)
+{
+    float *copy = call->copies ? call->copies + omp_get_thread_num() * kf_copy_size(call) : NULL;
+    kf_attend_unit(call, call->units - 1 - unit, head, copy);
+}
+
 static void run(const kf_call *call, int threads)
 {
     int32_t heads = call->layer->kv_heads, tasks = call->units * heads, writes = call->rows->num_rows * heads;
@@ -67,7 +81,7 @@ static void run(const kf_call *call, int threads)
 #pragma omp for schedule(dynamic)
         for (int32_t i = 0; i < tasks + early; i++) {
             if (i < tasks)
-                kf_attend_unit(call, i / heads, i % heads);
+                attend_unit(call, i / heads, i % heads);
             else
                 write_chunk(call, (i - tasks) / heads, i % heads);
         }
@@ -86,7 +100,6 @@ static void run(const kf_call *call, int threads)
 int kf_attend(const kf_layer *layer, const kf_rows *rows, const kf_packed *packed, const kf_scores *scores,
               uint64_t output, int threads, int variant)
 {
-    int32_t share = scores->heads / layer->kv_heads;
     kf_call call = {.layer = layer,
                     .rows = rows,
                     .query = &packed[0],
@@ -95,13 +108,13 @@ int kf_attend(const kf_layer *layer, const kf_rows *rows, const kf_packed *packe
                     .scores = scores,
                     .sinks = (const float *)(uintptr_t)scores->sinks,
                     .output = (float *)(uintptr_t)output,
-                    .attend_tile = VARIANTS[variant],
-                    .share = share,
-                    .block = block_size(rows, share)};
+                    .tiles = VARIANTS[variant],
+                    .share = scores->heads / layer->kv_heads};
     int64_t work = number_units(&call);
-    if (!allocate_partial(&call))
-        return -1;
-    run(&call, work < WORTH_A_TEAM ? 1 : threads);
+    int ready = allocate_partial(&call) && allocate_copies(&call, threads);
+    if (ready)
+        run(&call, work < WORTH_A_TEAM ? 1 : threads);
     free(call.partial);
-    return 0;
+    free(call.copies);
+    return ready ? 0 : -1;
 }

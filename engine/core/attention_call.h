@@ -15,10 +15,11 @@ typedef struct {
     const kf_scores *scores;
     const float *sinks;
     float *output;
-    kf_attend_tile *attend_tile;
+    const kf_attention_tiles *tiles;
     int32_t share; /* query heads of a KV head */
-    int32_t block; /* queries in a block */
+    int32_t block; /* queries in the largest block */
     int32_t units;
+    float *copies;  /* of tiles: one for each thread */
     float *partial; /* for units of rows in pieces: [units][kv heads][block][head_dim output, largest, sum] */
 } kf_call;
 
@@ -29,6 +30,7 @@ typedef struct {
     int32_t first, end;
     int32_t piece; /* its length */
     int32_t pieces, blocks;
+    int32_t block; /* its queries; the last block may have fewer */
 } kf_cut;
 
 /* attention_places.c */
@@ -38,6 +40,8 @@ void kf_lay_tile(kf_tile *tile, const kf_call *call, const kf_row *row, int32_t 
 
 /* attention_units.c */
 kf_cut kf_cut_row(const kf_call *call, const kf_row *row);
-void kf_attend_unit(const kf_call *call, int32_t number, int32_t head);
+int kf_copies_tiles(const kf_call *call, const kf_row *row);
+int64_t kf_copy_size(const kf_call *call); /* in floats */
+void kf_attend_unit(const kf_call *call, int32_t number, int32_t head, float *copy);
 void kf_join_pieces(const kf_call *call, int32_t number, int32_t head);
 #endif

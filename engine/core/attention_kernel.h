@@ -1,37 +1,16 @@
-/* Body of the variants of kf_attend_tile; ATTEND_TILE names the one that is being compiled. */
-#include <math.h>
+/* Body of the variants of kf_attention_tiles; ATTENTION_TILES names the one that is being compiled. */
+#include "attention_softmax.h"
 
-#include "attention_tile.h"
-#include "vector.h"
+#include "attention_copied_kernel.h"
 
-enum {
-    GROUP = 3, /* queries at once: with four keys, or four vectors of a value, twelve sums stay in registers */
-    LINE = 16, /* floats in a cache line */
-};
+enum { GROUP = 3 }; /* queries at once: with four keys, or four vectors of a value, twelve sums stay in registers */
 
 static const kf_tile NOTHING;
-
-/* Some of a tile's keys, by their number in it. */
-typedef struct {
-    int begin, end;
-} span;
-
-INLINE int round_up(int count, int multiple)
-{
-    return (count + multiple - 1) / multiple * multiple;
-}
 
 INLINE void fetch(const float *row, int head_dim)
 {
     for (int d = 0; d < head_dim; d += LINE)
         __builtin_prefetch(row + d);
-}
-
-INLINE span visible(const kf_queries *queries, int query, const kf_tile *tile)
-{
-    int last = queries->position[query] - tile->first;
-    int first = queries->window ? last - queries->window + 1 : 0;
-    return (span){first > 0 ? first : 0, last < tile->count ? last + 1 : tile->count};
 }
 
 /* Rows of TILE scores, one for each query of the group. */
@@ -61,30 +40,6 @@ INLINE void multiply_keys(float (*score)[TILE], const float *const *query, const
         for (int j = 0; j < group; j++)
             store(score[j] + i, join_parts(part[j]));
     }
-}
-
-INLINE void bend(float *score, int count, float scaling, float softcap)
-{
-    for (int i = 0; i < count; i += LANES) {
-        vec s = load(score + i) * scaling;
-        if (softcap != 0.0f)
-            s = hyperbolic_tangent(s / softcap) * softcap;
-        store(score + i, s);
-    }
-}
-
-INLINE void fill(float *score, int begin, int end, float value)
-{
-    for (int i = begin; i < end; i++)
-        score[i] = value;
-}
-
-INLINE float largest_of(const float *score, int count)
-{
-    vec largest = load(score);
-    for (int i = LANES; i < count; i += LANES)
-        largest = larger(largest, load(score + i));
-    return largest_lane(largest);
 }
 
 /* From the scores of the group's queries to their weights, 0 where a query does not see. Returns, by query, what its
@@ -159,7 +114,7 @@ INLINE void attend_group(kf_queries *queries, int begin, const int group, const 
         add_values(output, group, fade, score, tile, next, d, 1);
 }
 
-TARGET void ATTEND_TILE(kf_queries *queries, const kf_tile *tile, const kf_tile *next)
+static TARGET void add_tile(kf_queries *queries, const kf_tile *tile, const kf_tile *next)
 {
     for (int i = 0; i < queries->count;) {
         int left = queries->count - i, group = left >= 3 && left != 4 ? 3 : left >= 2 ? 2 : 1;
@@ -173,3 +128,5 @@ TARGET void ATTEND_TILE(kf_queries *queries, const kf_tile *tile, const kf_tile 
         i += group;
     }
 }
+
+const kf_attention_tiles ATTENTION_TILES = {add_tile, add_copied_tile};

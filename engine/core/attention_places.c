@@ -63,7 +63,8 @@ static int32_t lay_cached(kf_tile *tile, const kf_call *call, const kf_row *row,
 /* The keys at positions begin... up to the end of their tile, or up to `end`: none if that is not behind `begin`. */
 void kf_lay_tile(kf_tile *tile, const kf_call *call, const kf_row *row, int32_t head, int32_t begin, int32_t end)
 {
-    int32_t tile_end = (begin / TILE + 1) * TILE, stop = tile_end < end ? tile_end : end;
+    int32_t size = kf_copies_tiles(call, row) ? COPIED_TILE : TILE;
+    int32_t tile_end = (begin / size + 1) * size, stop = tile_end < end ? tile_end : end;
     int32_t in_pages = row->count == 1 || stop < row->start ? stop : row->start;
     int32_t i = lay_cached(tile, call, row, head, begin, in_pages);
     for (; begin + i < stop; i++) {
@@ -73,6 +74,6 @@ void kf_lay_tile(kf_tile *tile, const kf_call *call, const kf_row *row, int32_t 
     }
     tile->first = begin;
     tile->count = i;
-    for (; i % MOST_LANES; i++)
+    for (; i % (2 * MOST_LANES); i++)
         tile->keys[i] = tile->keys[i - 1];
 }

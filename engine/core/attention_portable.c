@@ -1,4 +1,4 @@
 #define LANES 4
 #define TARGET
-#define ATTEND_TILE kf_attend_tile_portable
+#define ATTENTION_TILES kf_attention_portable
 #include "attention_kernel.h"

@@ -4,16 +4,17 @@
 #include <stdint.h>
 
 enum {
-    MOST_LANES = 16, /* of a vector */
-    TILE = 32,       /* keys; tiles begin at multiples of it */
-    QUERIES = 32,    /* at most, of a unit of work */
+    MOST_LANES = 16,    /* of a vector */
+    TILE = 32,          /* keys; tiles begin at multiples of their size */
+    COPIED_TILE = 64,   /* keys of a tile that is copied */
+    MOST_QUERIES = 192, /* of a unit of work */
 };
 
-/* Keys at positions `first`... and their values. `keys` is filled up to a multiple of MOST_LANES. */
+/* Keys at positions `first`... and their values. `keys` is filled up to a multiple of 2 * MOST_LANES. */
 typedef struct {
     int32_t first, count;
-    const float *keys[TILE];
-    const float *values[TILE];
+    const float *keys[COPIED_TILE];
+    const float *values[COPIED_TILE];
 } kf_tile;
 
 /* Softmax in progress, for `count` queries: exponentials are taken relative to `largest`, the largest score so far;
@@ -21,14 +22,20 @@ typedef struct {
 typedef struct {
     int32_t count, head_dim, window;
     float scaling, softcap;
-    int32_t position[QUERIES];
-    const float *query[QUERIES];
-    float *output[QUERIES];
-    float largest[QUERIES], sum[QUERIES][MOST_LANES];
+    int32_t position[MOST_QUERIES];
+    const float *query[MOST_QUERIES];
+    float *output[MOST_QUERIES];
+    float largest[MOST_QUERIES], sum[MOST_QUERIES][MOST_LANES];
 } kf_queries;
 
-/* Adds a tile to all queries that see some of it; what `next` points to is fetched into the cache meanwhile. */
-typedef void kf_attend_tile(kf_queries *queries, const kf_tile *tile, const kf_tile *next);
+/* Both add a tile to all queries that see some of it, and meanwhile fetch what `next` points to into the cache. Their
+ * results differ in the last bits. */
+typedef struct {
+    /* For few queries: keys and values are read where they lie. */
+    void (*add_tile)(kf_queries *queries, const kf_tile *tile, const kf_tile *next);
+    /* For many: they are copied first. `copy`: room for 2 * COPIED_TILE * head_dim floats. */
+    void (*add_copied_tile)(kf_queries *queries, const kf_tile *tile, const kf_tile *next, float *copy);
+} kf_attention_tiles;
 
-kf_attend_tile kf_attend_tile_portable, kf_attend_tile_avx2, kf_attend_tile_avx512;
+extern const kf_attention_tiles kf_attention_portable, kf_attention_avx2, kf_attention_avx512;
 #endif

@@ -8,11 +8,32 @@ enum {
     DECODE_PIECE = 256, /* positions in a piece of a row with one query: several threads may share a long row */
     CHUNK_PIECE = 1024, /* of a row with some queries, */
     FEW_QUERIES = 32,   /* at most; one with more has enough blocks for all threads, and is not cut into pieces */
+    WORTH_A_COPY = 24,  /* queries of a KV head for which a tile is copied */
+    MANY_QUERIES = 768, /* of a KV head: there are enough blocks for all threads though they are large */
 };
 
 static int32_t piece_of(const kf_row *row)
 {
     return row->count == 1 ? DECODE_PIECE : row->count <= FEW_QUERIES ? CHUNK_PIECE : INT32_MAX;
+}
+
+/* The row alone decides, so that its neighbours do not change its last bits. */
+int kf_copies_tiles(const kf_call *call, const kf_row *row)
+{
+    return row->count > 1 && row->count * call->share >= WORTH_A_COPY;
+}
+
+int64_t kf_copy_size(const kf_call *call)
+{
+    return (int64_t)2 * COPIED_TILE * call->layer->head_dim;
+}
+
+/* Whole tokens, if that goes. */
+static int32_t block_of(int32_t queries, int32_t share)
+{
+    int32_t most = queries < MANY_QUERIES ? MOST_QUERIES / 2 : MOST_QUERIES;
+    most -= share < most ? most % share : 0;
+    return queries < most ? queries : most;
 }
 
 kf_cut kf_cut_row(const kf_call *call, const kf_row *row)
@@ -21,7 +42,8 @@ kf_cut kf_cut_row(const kf_call *call, const kf_row *row)
     kf_cut cut = {.end = row->start + row->count, .piece = piece_of(row)};
     cut.first = window && row->start - window + 1 > 0 ? row->start - window + 1 : 0;
     cut.pieces = (cut.end - 1) / cut.piece - cut.first / cut.piece + 1;
-    cut.blocks = (row->count * call->share + call->block - 1) / call->block;
+    cut.block = block_of(row->count * call->share, call->share);
+    cut.blocks = (row->count * call->share + cut.block - 1) / cut.block;
     return cut;
 }
 
@@ -80,12 +102,12 @@ static kf_unit find_unit(const kf_call *call, int32_t number, int32_t head)
     const kf_row *row = row_of(call, number);
     kf_cut cut = kf_cut_row(call, row);
     int32_t block = (number - row->unit) / cut.pieces, piece = (number - row->unit) % cut.pieces;
-    int32_t left = row->count * call->share - block * call->block;
+    int32_t left = row->count * call->share - block * cut.block;
     return (kf_unit){.row = row,
                      .number = number,
                      .head = head,
-                     .first = block * call->block,
-                     .count = left < call->block ? left : call->block,
+                     .first = block * cut.block,
+                     .count = left < cut.block ? left : cut.block,
                      .piece = piece,
                      .pieces = cut.pieces,
                      .begin = (piece + cut.first / cut.piece) * cut.piece,
@@ -99,7 +121,7 @@ static void take_queries(kf_queries *queries, const kf_call *call, const kf_unit
     queries->window = call->layer->window;
     queries->scaling = call->scores->scaling;
     queries->softcap = call->scores->softcap;
-    memset(queries->sum, 0, sizeof queries->sum);
+    memset(queries->sum, 0, sizeof queries->sum[0] * (size_t)unit->count);
     for (int32_t i = 0; i < unit->count; i++) {
         int32_t token = (unit->first + i) / call->share;
         queries->position[i] = unit->row->start + token;
@@ -111,7 +133,7 @@ static void take_queries(kf_queries *queries, const kf_call *call, const kf_unit
 }
 
 /* Tile by tile, over what at least one of the queries sees of the unit's piece. */
-static void run_tiles(kf_queries *queries, const kf_call *call, const kf_unit *unit)
+static void run_tiles(kf_queries *queries, const kf_call *call, const kf_unit *unit, float *copy)
 {
     int32_t window = queries->window, end = queries->position[queries->count - 1] + 1, begin = unit->begin, current = 0;
     if (window && queries->position[0] - window + 1 > begin)
@@ -123,19 +145,22 @@ static void run_tiles(kf_queries *queries, const kf_call *call, const kf_unit *u
     while (tiles[current].count) {
         const kf_tile *tile = &tiles[current];
         kf_lay_tile(&tiles[!current], call, unit->row, unit->head, tile->first + tile->count, end);
-        call->attend_tile(queries, tile, &tiles[!current]);
+        if (kf_copies_tiles(call, unit->row))
+            call->tiles->add_copied_tile(queries, tile, &tiles[!current], copy);
+        else
+            call->tiles->add_tile(queries, tile, &tiles[!current]);
         current = !current;
     }
 }
 
-void kf_attend_unit(const kf_call *call, int32_t number, int32_t head)
+void kf_attend_unit(const kf_call *call, int32_t number, int32_t head, float *copy)
 {
     kf_unit unit = find_unit(call, number, head);
     kf_queries queries;
     if (unit.row->count == 1 && unit.piece == unit.pieces - 1)
         kf_write_row(call, unit.row, head); /* only this unit reads it; in a ring, what lay there is out of sight */
     take_queries(&queries, call, &unit);
-    run_tiles(&queries, call, &unit);
+    run_tiles(&queries, call, &unit, copy);
     for (int32_t i = 0; i < unit.count; i++) {
         float *output = queries.output[i], sum = 0.0f;
         for (int32_t lane = 0; lane < MOST_LANES; lane++)

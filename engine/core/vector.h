@@ -105,23 +105,25 @@ INLINE float largest_lane(vec value)
     return largest;
 }
 
-/* e^x = 2^n * e^r with |r| <= ln(2) / 2, the latter by its series; 0 below -87, infinite above 89. Relative error
- * under 2e-7. */
+/* e^x = 2^n * e^r with |r| <= ln(2) / 2; e^r by the polynomial of degree 5 whose relative error is least. 0 below -87,
+ * wrong above 89. Relative error under 2e-7. */
+INLINE vec exponential_below_89(vec x)
+{
+    const float to_exponent = 12582912.0f + 127; /* 1.5 * 2^23: a sum with it is an integer, in its lowest bits */
+    vec shifted = x * 1.44269504f + to_exponent, n = shifted - to_exponent;
+    vec r = x - n * 0.693359375f + n * 2.12194440e-4f;
+    vec power = (vec)((ivec)shifted << 23), series = 0.008290306f * r + 0.041897975f;
+    series = series * r + 0.16667637f;
+    series = series * r + 0.4999915f;
+    series = series * r + 0.9999997f;
+    series = series * r + 1.0f;
+    return (vec)((ivec)(series * power) & ~(x < -87.0f));
+}
+
+/* The same; infinite above 89. */
 INLINE vec exponential(vec x)
 {
-    const float round_to_integer = 12582912.0f; /* 1.5 * 2^23 */
-    vec bounded = choose(x > 89.0f, splat(89.0f), x);
-    vec n = (bounded * 1.44269504f + round_to_integer) - round_to_integer;
-    vec r = bounded - n * 0.693359375f + n * 2.12194440e-4f;
-    vec series = 1.0f / 5040 * r + 1.0f / 720;
-    series = series * r + 1.0f / 120;
-    series = series * r + 1.0f / 24;
-    series = series * r + 1.0f / 6;
-    series = series * r + 0.5f;
-    series = series * r + 1.0f;
-    series = series * r + 1.0f;
-    ivec power = (__builtin_convertvector(n, ivec) + 127) << 23;
-    return (vec)((ivec)(series * (vec)power) & ~(x < -87.0f));
+    return exponential_below_89(choose(x > 89.0f, splat(89.0f), x));
 }
 
 INLINE vec hyperbolic_tangent(vec x)

@@ -104,6 +104,16 @@ def test_long_contexts_are_cut_into_pieces_and_joined(variant: int) -> None:
     assert_right(Stage(Scene(16, 1, 2, 16, (None,), rows, softcap=5.0, sinks=True)), variant)
 
 
+@pytest.mark.parametrize("share", [3, 16])
+@pytest.mark.parametrize("windows", [(None,), (70,)])
+def test_chunks_of_many_blocks_of_queries_match_the_formula(
+    variant: int, share: int, windows: tuple[int | None]
+) -> None:
+    stage = Stage(Scene(16, 1, share, 16, windows, ((0, 260), (90, 65), (5, 1)), softcap=9.0))
+    output = stage.run(CPagedAttention(stage.cache, variant), 0)
+    np.testing.assert_allclose(output.double().numpy(), stage.expected(0), rtol=1e-4, atol=2e-5)
+
+
 def test_long_chunks_between_short_ones_go_through_torch(variant: int) -> None:
     rows = ((5, 1), (40, SHORT + 1), (0, SHORT + 2), (9, 2), (0, SHORT + 1), (7, 1))
     assert_right(Stage(Scene(16, 2, 2, 16, (None, 24), rows, softcap=20.0)), variant)
@@ -125,7 +135,7 @@ def test_what_is_not_a_number_stays_with_its_own_row(variant: int) -> None:
 
 @pytest.mark.parametrize("windows", [(None,), (40,)])
 def test_a_row_gets_the_same_bits_with_any_neighbours_and_threads(variant: int, windows: tuple[int | None]) -> None:
-    scene = Scene(16, 2, 3, 16, windows, ((700, 1), (13, 9), (0, 20), (1025, 1), (64, 30), (290, 1)))
+    scene = Scene(16, 2, 3, 16, windows, ((700, 1), (13, 9), (0, 20), (1025, 1), (64, 30), (31, 270), (290, 1)))
     stage = Stage(scene)
     backend = CPagedAttention(stage.cache, variant)
     torch.set_num_threads(2)
