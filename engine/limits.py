@@ -10,6 +10,9 @@ from engine.errors import CapacityExceeded, InvalidRequest
 from engine.request import Request
 from engine.sampling_limits import sampling_refusal
 
+MAX_SEQUENCES = 1024
+"""Of one prompt."""
+
 
 @dataclass(frozen=True)
 class Limits:
@@ -29,8 +32,8 @@ class Limits:
         """Raises InvalidRequest or CapacityExceeded."""
         if not request.prompt:
             raise InvalidRequest(f"request {request.id!r}: the prompt is empty")
-        if request.n < 1 or (request.n > 1 and request.prefill_only):
-            raise InvalidRequest(f"request {request.id!r}: {request.n} sequences of it cannot be generated")
+        if refusal := _refusal(request):
+            raise InvalidRequest(f"request {request.id!r}: {refusal}")
         if refusal := sampling_refusal(request.sampling, self.vocab_size):
             raise InvalidRequest(f"request {request.id!r}: {refusal}")
         if not self._are_tokens(request.prompt):
@@ -63,3 +66,16 @@ class Limits:
         """Tokens that end it."""
         own = frozenset(request.sampling.stop_token_ids)
         return own if request.sampling.ignore_eos else own | self.eos_token_ids
+
+
+def _refusal(request: Request) -> str | None:
+    """What is wrong with it, whatever the model."""
+    if type(request.n) is not int or not 1 <= request.n <= (1 if request.prefill_only else MAX_SEQUENCES):
+        return f"{request.n!r} sequences of it cannot be generated"
+    if type(request.priority) is not int:
+        return f"its priority must be an integer, not {request.priority!r}"
+    try:
+        request.cache_salt.encode()
+    except (AttributeError, UnicodeEncodeError):
+        return f"its cache_salt must be text, not {request.cache_salt!r}"
+    return None

@@ -80,7 +80,7 @@ def too_short(key: SampleKey) -> bool:
 
 def ends_of(key: SampleKey, end_tokens: Set[int]) -> tuple[int, ...]:
     """The tokens that would end this request."""
-    return key.params.stop_token_ids + (() if key.params.ignore_eos else tuple(end_tokens))
+    return (*key.params.stop_token_ids, *(() if key.params.ignore_eos else end_tokens))
 
 
 class _EntryList:

@@ -81,6 +81,7 @@ class Request:
 
     def __post_init__(self) -> None:
         self.owner = Owner(self.id, self.attempt)
+        self.prompt = list(self.prompt)
         self.tokens = list(self.prompt)
         self.seed(0)
 

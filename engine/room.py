@@ -25,7 +25,7 @@ class RoomMaker:
         self._counters = counters
 
     def make_room(self, output: SchedulerOutput) -> bool:
-        """For the stalled requests of one scheduling. False if nobody could be sent back."""
+        """For the stalled requests of one scheduling. False if nothing can be done now."""
         self._counters.stalls += len(output.stalled)
         candidates = [s for s in output.stalled if not s.request.in_flight]
         victims = [v.request for v in choose_victims(candidates, self._cache.would_fit, len(self._scheduler.active))]
@@ -34,7 +34,7 @@ class RoomMaker:
             self._send_back(request, copied)
         for request in reversed(victims):
             self._scheduler.send_back(request)
-        return bool(victims)
+        return bool(victims) or (not output.scheduled and self._pack(candidates))
 
     def outgrown(self, stalled: Sequence[StalledRequest]) -> list[Request]:
         """Those that would not fit even into an empty cache."""
@@ -53,6 +53,20 @@ class RoomMaker:
         if self._store is not None and request.offloaded:
             self._store.drop(request.owner)
             request.offloaded = False
+
+    def _pack(self, candidates: Sequence[StalledRequest]) -> bool:
+        """One that has the cache to itself and lacks blocks all the same: its own lie scattered over the chunks of
+        several groups. It starts over where it stands, and gets them side by side."""
+        if len(candidates) != 1 or len(self._scheduler.active) != 1 or len(self._cache.holdings()) != 1:
+            return False
+        request = candidates[0].request
+        self._cache.release(request.owner, keep=False)
+        request.capacity = 0
+        request.soft_reset()
+        self._scheduler.start_over(request)
+        self._counters.resets += 1
+        log.info("request %s starts over at %d tokens, to be packed", request.id, len(request.tokens))
+        return True
 
     def _send_back(self, request: Request, copied: Sequence[Request]) -> None:
         """What it leaves behind in the cache is free at once, not kept for a later hit."""

@@ -124,6 +124,12 @@ class Scheduler(ABC):
         self.enqueue(request)
         self._admissions_held = True
 
+    def start_over(self, request: Request) -> None:
+        """An active one that holds no blocks any more is prefilled anew, without waiting."""
+        assert request.id in self.active
+        request.status = PREFILLING
+        self._admissions_held = True
+
     # ---- the choice ----
 
     def schedule(self) -> SchedulerOutput:

@@ -157,3 +157,36 @@ def test_a_forward_that_fails_ends_the_requests_of_that_batch_only() -> None:
     assert failed.generated == 1
     assert h.gathered.ended["B"].reason is FinishReason.LENGTH
     h.assert_at_rest()
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "reason"),
+    [
+        ("priority", "x", "priority must be an integer"),
+        ("priority", None, "priority must be an integer"),
+        ("cache_salt", "\ud800", "cache_salt must be text"),
+        ("cache_salt", None, "cache_salt must be text"),
+        ("n", 1.5, "1.5 sequences"),
+        ("n", 1025, "1025 sequences"),
+    ],
+)
+def test_a_field_of_the_wrong_kind_is_refused_and_harms_nobody(field: str, value: object, reason: str) -> None:
+    h = Harness(sharing=True)
+    h.add("A", 9, 3)
+    wrong = h.make("B", 9, 3)
+    setattr(wrong, field, value)
+    with pytest.raises(InvalidRequest, match=reason):
+        h.engine.add(wrong)
+    h.run()
+    assert h.generated("A") == 3
+    h.assert_at_rest()
+
+
+def test_a_prompt_is_the_requests_own() -> None:
+    h, prompt = Harness(), [2, 3, 4]
+    h.add("A", prompt, 3)
+    prompt.append(5)
+    assert h.step() == "A3@0"
+    prompt.append(6)
+    h.run()
+    assert h.generated("A") == 3

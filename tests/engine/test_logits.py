@@ -101,6 +101,7 @@ def test_ends_are_out_until_the_output_is_long_enough() -> None:
 
 def test_who_ignores_end_tokens_may_choose_them_but_not_yet_a_stop_token() -> None:
     assert blocked(key([1], 1, min_tokens=2, stop_token_ids=(20,), ignore_eos=True)) == [20]
+    assert blocked(key([1], 1, min_tokens=2, stop_token_ids=[20], ignore_eos=True)) == [20]
 
 
 def test_a_bias_does_not_bring_back_what_the_minimum_forbids() -> None:

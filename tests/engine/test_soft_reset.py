@@ -3,6 +3,7 @@
 import pytest
 
 from engine.errors import CapacityExceeded
+from engine.geometry import AttentionType, CacheGeometry, LayerGroup
 from protocol.messages import FailureCode, FinishReason
 from tests.engine.traces import Harness
 
@@ -133,4 +134,25 @@ def test_requests_that_wait_for_kv_are_never_victims() -> None:
     h.engine.resume("remote", computed=7)
     h.run()
     assert {name: h.generated(name) for name in ("remote", "A", "B")} == {"remote": 2, "A": 6, "B": 6}
+    h.assert_at_rest()
+
+
+SCATTERING = CacheGeometry(
+    page_size=5,
+    kv_heads=1,
+    head_dim=8,
+    dtype="float32",
+    groups=(LayerGroup(AttentionType.FULL, (3, 4)), LayerGroup(AttentionType.SLIDING, (0, 1, 2), window=9)),
+)
+"""A chunk is 3 full blocks or 2 sliding ones."""
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_one_alone_whose_blocks_lie_scattered_is_packed_and_goes_on(asynchronous: bool) -> None:
+    """What others left behind keeps its ring in two half-empty chunks: each could hold all of it."""
+    h = Harness(num_blocks=3, geometry=SCATTERING, asynchronous=asynchronous)
+    h.add("A", 2, 3)
+    h.add("B", 8, 14)
+    h.run()
+    assert {name: h.generated(name) for name in h.requests} == {"A": 3, "B": 14}
     h.assert_at_rest()

@@ -36,6 +36,8 @@ EXPLORE = settings(
 ENDS = frozenset({0, 1, 2, 3})
 FULL = (LayerGroup(AttentionType.FULL, (0, 1)),)
 HYBRID = (LayerGroup(AttentionType.FULL, (1,)), LayerGroup(AttentionType.SLIDING, (0, 2), window=6))
+SCATTERING = (LayerGroup(AttentionType.FULL, (1, 3)), LayerGroup(AttentionType.SLIDING, (0, 2, 4), window=6))
+"""Several blocks of either group in a chunk: neither can use what the other leaves free in one."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,7 @@ class Arrival:
 
 shapes = st.builds(
     Shape,
-    groups=st.sampled_from([FULL, FULL, HYBRID]),
+    groups=st.sampled_from([FULL, FULL, HYBRID, SCATTERING]),
     page_size=st.sampled_from([4, 5, 8]),
     blocks=st.integers(4, 24),
     host=st.sampled_from([0, 0, 6, 30]),
