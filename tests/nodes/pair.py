@@ -64,6 +64,7 @@ class Cluster:
         self.prefill: list[PrefillNode] = []
         self.decode: list[DecodeNode] = []
         self.fabrics: dict[str, TransferEngine] = {}
+        self.engines: dict[str, Engine] = {}
 
     def __enter__(self) -> "Cluster":
         return self
@@ -76,7 +77,8 @@ class Cluster:
             self.add_prefill()
         for _ in range(decode):
             self.add_decode(local)
-        self.router.wait_for(lambda nodes: len(nodes) == prefill + decode and all(n.ready for n in nodes.values()))
+        started = len(self.prefill) + len(self.decode)
+        self.router.wait_for(lambda nodes: len(nodes) == started and all(node.ready for node in nodes.values()))
         return self
 
     def add_prefill(self, shape: Shape | None = None, model: Path | None = None) -> PrefillNode:
@@ -123,9 +125,9 @@ class Cluster:
         return [node.resources() for node in self.prefill] + [node.resources() for node in self.decode]
 
     def _build(self, name: str, options: EngineOptions, head: bool) -> tuple[Engine, TransferEngine]:
-        engine = build_engine(options, head=head)
+        self.engines[name] = build_engine(options, head=head)
         self.fabrics[name] = self._open_fabric(name)
-        return engine, self.fabrics[name]
+        return self.engines[name], self.fabrics[name]
 
     def _gate(self, name: str) -> Gates:
         return Gates(str(self._gates / name) if self._gates else None)
