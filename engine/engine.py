@@ -4,14 +4,15 @@ One thread owns it (see `loop`); every method is for that thread, except where i
 """
 
 import logging
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 from engine.cache_manager import CacheManager, HoldingState
-from engine.cache_pool import CachePool
+from engine.cache_pool import CachePool, PoolMemory
 from engine.config import ContinuousBatchingConfig
 from engine.counters import EngineCounters
-from engine.errors import InvalidRequest, NoRoom, UnknownRequest
+from engine.errors import DeviceLost, InvalidRequest, NoRoom, UnknownRequest
 from engine.forking import Forking, child_of
 from engine.forward import ForwardPass
 from engine.ledger import check, ledger
@@ -27,6 +28,7 @@ from engine.room import RoomMaker
 from engine.runner import Runner
 from engine.scheduler import SCHEDULERS
 from engine.stepping import Stepping
+from engine.workers.group import WorkerGroup
 from protocol.layout import KVLayout
 from protocol.messages import FinishReason
 
@@ -37,7 +39,8 @@ log = logging.getLogger(__name__)
 class EngineParts:
     """What an engine is put together from (see `build`). `host_pool`: memory for the KV of requests that had to make
     room; None: they are computed anew. `asynchronous`: schedule the next forward while one runs. `namespace`: whatever
-    changes KV besides the tokens; goes into the hashes of cached prefixes."""
+    changes KV besides the tokens; goes into the hashes of cached prefixes. `kv_heads`: of the whole model, where the
+    pool's ranks each hold a part of them; None: the pool's. `workers`: processes that the engine cannot do without."""
 
     pool: CachePool
     runner: Runner
@@ -46,6 +49,8 @@ class EngineParts:
     host_pool: CachePool | None = None
     asynchronous: bool = False
     namespace: str = ""
+    kv_heads: int | None = None
+    workers: WorkerGroup | None = None
 
 
 class Reservation(NamedTuple):
@@ -70,6 +75,8 @@ class Engine:
         self.counters = EngineCounters()
         self.prefix = _prefix_cache(config, parts)
         self._runner = parts.runner
+        self._workers = parts.workers
+        self._kv_heads = parts.kv_heads
         self._asynchronous = parts.asynchronous
         self._cache = CacheManager(parts.pool, self.prefix)
         self._lookup = PrefixLookup(self._cache)
@@ -91,11 +98,21 @@ class Engine:
         self.listener = listener
 
     def close(self) -> None:
-        """Waits for a forward under way; the runner ends."""
+        """Waits for a forward under way; the runner ends, and the processes that it runs in."""
         flight, self._lives.flight = self._lives.flight, None
-        if flight:
-            self._stepping.take_in(flight)
-        self._runner.close()
+        try:
+            if flight:
+                self._stepping.take_in(flight)
+        except DeviceLost as error:
+            log.info("a forward was under way: %s", error)
+        finally:
+            self._runner.close()
+
+    def when_lost(self, call: Callable[[DeviceLost], None]) -> None:
+        """Called once, from any thread, if a process that the engine is made of ends or hangs: every step raises that
+        error from then on. Replaces the one before."""
+        if self._workers:
+            self._workers.when_lost(call)
 
     @property
     def listener(self) -> EngineListener | None:
@@ -109,7 +126,18 @@ class Engine:
 
     @property
     def layout(self) -> KVLayout:
-        return self.pool.geometry.layout()
+        """Of all ranks together."""
+        return self.pool.geometry.layout(self.pool.ranks, self._kv_heads)
+
+    @property
+    def pools(self) -> list[PoolMemory]:
+        """What is to be registered for KV to be moved: each rank's pages, in order of rank."""
+        return self.pool.memories
+
+    @property
+    def worker_pids(self) -> list[int]:
+        """Processes of the ranks that are not this one's, in order of rank."""
+        return self._workers.pids if self._workers else []
 
     @property
     def max_context(self) -> int:
@@ -155,6 +183,7 @@ class Engine:
 
     def validate(self, request: Request) -> None:
         """Raises InvalidRequest or CapacityExceeded, as `add` and `reserve` would."""
+        self.limits.validate(request)
         for name in (request.id, *request.child_ids()):
             if name in self._lives.requests:
                 raise InvalidRequest(f"request {name!r} is running already")
@@ -162,7 +191,6 @@ class Engine:
             raise InvalidRequest(f"request {request.id!r}: pages of attempt {request.attempt} are still in quarantine")
         if request.prefill_only and self._asynchronous:
             raise InvalidRequest(f"request {request.id!r}: prefill-only requests need synchronous batching")
-        self.limits.validate(request)
 
     def add(self, request: Request) -> None:
         """Queue it. Raises InvalidRequest or CapacityExceeded."""

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from engine.cache_manager import CacheManager, Holding
-from engine.errors import ForwardFailed
+from engine.errors import DeviceLost, ForwardFailed
 from engine.forward_batch import PLACEHOLDER, BatchRow, ForwardBatch
 from engine.outputs import EngineListener, PrefillChunk
 from engine.progress import ProgressWord
@@ -47,6 +47,9 @@ class ForwardPass:
             listener.before_forward(chunks)
         try:
             return InFlight(scheduled, batch, prompt_tokens, chunks, self._runner.launch(batch))
+        except DeviceLost as error:
+            self._failed(batch, chunks, error, listener)
+            raise
         except Exception as error:
             raise self._failed(batch, chunks, error, listener) from error
 
@@ -55,6 +58,9 @@ class ForwardPass:
         told."""
         try:
             result = flight.pending.result()
+        except DeviceLost as error:
+            self._failed(flight.batch, flight.chunks, error, listener)
+            raise
         except Exception as error:
             raise self._failed(flight.batch, flight.chunks, error, listener) from error
         if listener and flight.chunks:

@@ -5,11 +5,11 @@ import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 from engine.engine import Engine
-from engine.errors import EngineError, LoopPaused, LoopStopped
+from engine.errors import DeviceLost, EngineError, LoopPaused, LoopStopped
 from engine.outputs import StepOutput
 
 STEP_S = 30.0
@@ -24,8 +24,9 @@ class EngineLoop:
     """Steps the engine while it has work, sleeps while it has none.
 
     `on_step` gets the output of each step, also of one that reports nothing, on the engine's thread, and may use the
-    engine there. What it raises ends the loop, as an exception of the engine's own does: `alive` turns False and
-    `error` says why. `on_end` is called last on that thread, whatever ended it.
+    engine there. What it raises ends the loop, as an exception of the engine's own does, and the loss of a process that
+    the engine is made of: `alive` turns False and `error` says why. `on_end` is called last on that thread, whatever
+    ended it.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class EngineLoop:
 
     def start(self) -> None:
         self._thread.start()
+        self._engine.when_lost(self._end_with)
 
     def stop(self, timeout_s: float = STEP_S) -> None:
         """Run what was submitted, then end after the current step, leaving the requests as they are. May be called
@@ -101,6 +103,15 @@ class EngineLoop:
     def post(self, call: Callable[[Engine], Any]) -> None:
         """As `submit`, for a call that nobody waits for: if it raises, that is a bug, and it ends the loop."""
         self._put(call, None)
+
+    def _end_with(self, error: DeviceLost) -> None:
+        """The engine is of no use any more, though it may have nothing to do."""
+
+        def raise_it(_: Engine) -> None:
+            raise error
+
+        with suppress(LoopStopped):
+            self.post(raise_it)
 
     def _put(self, call: Callable[[Engine], Any], future: "Future[Any] | None") -> None:
         with self._wake:

@@ -4,31 +4,42 @@ import argparse
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.config import DEFAULT_MARGINS, EVICTION_POLICIES, ContinuousBatchingConfig
-from protocol.layout import ITEM_SIZES, DType
+from engine.config import DEFAULT_MARGINS, EVICTION_POLICIES, ContinuousBatchingConfig, SchedulerType
+from protocol.layout import ITEM_SIZES, MAX_RANKS, DType
 
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
-    """`threads`: torch's intra-op threads, None for its default. `device`: as torch names it."""
+    """`threads`: torch's intra-op threads of each device's process, None for its default. `device`: as torch names it.
+    `tp`: devices that the model is divided among. `model`: a str or another PathLike becomes a Path."""
 
     model: Path
     batching: ContinuousBatchingConfig
     threads: int | None
     device: str = "cpu"
     dtype: DType = "float32"
+    tp: int = 1
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "model", Path(self.model))
 
 
-def add_engine_options(parser: argparse.ArgumentParser) -> None:
+def add_engine_options(parser: argparse.ArgumentParser, alone: bool = False) -> None:
+    """`alone`: the engine is no node's, and neither are the help texts."""
     group = parser.add_argument_group("model and engine")
     group.add_argument("--model", required=True, type=Path, metavar="DIR", help="a local Hugging Face model folder")
-    group.add_argument("--threads", type=int, help="CPU threads of the model (default: torch's choice)")
+    group.add_argument("--threads", type=int, help="CPU threads of each device (default: torch's choice)")
+    group.add_argument(
+        "--tp",
+        type=int,
+        default=1,
+        help="devices that share the model, a process each (default: %(default)s)",
+    )
     parser.set_defaults(device="cpu", dtype="float32")
     _add_cache_options(group)
-    _add_scheduling_options(group)
-    group.add_argument(
-        "--debug-pages", action="store_true", help="poison freed pages and compare page checksums on arrival (slow)"
-    )
+    _add_scheduling_options(group, alone)
+    checks = "check the poison when they are taken again" if alone else "compare page checksums on arrival"
+    group.add_argument("--debug-pages", action="store_true", help=f"poison freed pages and {checks} (slow)")
 
 
 def add_device_options(parser: argparse.ArgumentParser) -> None:
@@ -66,7 +77,7 @@ def _add_cache_options(group: "argparse._ArgumentGroup") -> None:
     )
 
 
-def _add_scheduling_options(group: "argparse._ArgumentGroup") -> None:
+def _add_scheduling_options(group: "argparse._ArgumentGroup", alone: bool) -> None:
     group.add_argument(
         "--max-batch-tokens", type=int, default=512, help="tokens in a forward pass (default: %(default)s)"
     )
@@ -76,22 +87,29 @@ def _add_scheduling_options(group: "argparse._ArgumentGroup") -> None:
     group.add_argument(
         "--scheduler",
         choices=tuple(DEFAULT_MARGINS),
-        help="what goes first: decodes (fifo) or prompts under way (default: prefill_first where nothing is sampled)",
+        help="what goes first: decodes (fifo) or prompts under way (default: fifo"
+        + (")" if alone else ", on prefill nodes prefill_first)"),
     )
     group.add_argument(
         "--safety-margin", type=float, metavar="SHARE", help="free share of the cache below which no prompt starts"
     )
     group.add_argument(
-        "--async-batching", action="store_true", help="schedule the next forward while one runs (not on prefill nodes)"
+        "--async-batching",
+        action="store_true",
+        help="schedule the next forward while one runs" + ("" if alone else " (not on prefill nodes)"),
     )
 
 
 def engine_options_from(
-    parser: argparse.ArgumentParser, arguments: argparse.Namespace, scheduler: str = "fifo"
+    parser: argparse.ArgumentParser, arguments: argparse.Namespace, scheduler: SchedulerType = "fifo"
 ) -> EngineOptions:
     """`scheduler`: where none is asked for. Exits with argparse's message if a value is impossible."""
     if arguments.threads is not None and arguments.threads < 1:
         parser.error("--threads must be at least 1")
+    if not 1 <= arguments.tp <= MAX_RANKS:
+        parser.error(f"--tp must be at least 1 and at most {MAX_RANKS}")
+    if arguments.tp > 1 and arguments.async_batching:
+        parser.error("--async-batching needs one device: leave out --tp")
     try:
         batching = ContinuousBatchingConfig(
             page_size=arguments.page_size,
@@ -115,6 +133,7 @@ def engine_options_from(
         threads=arguments.threads,
         device=arguments.device,
         dtype=arguments.dtype,
+        tp=arguments.tp,
     )
 
 

@@ -4,16 +4,18 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from os import PathLike
 from pathlib import Path
 from typing import Any, cast
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
 from engine.cache_pool import DTYPES
-from engine.errors import IncompleteModel
+from engine.errors import IncompleteModel, UnsupportedModel
 from engine.geometry import CacheGeometry, group_layers
 from engine.models.binding import ATTENTION_NAME, register_attention
 from engine.models.families import check_supported, layer_types, window
@@ -51,11 +53,14 @@ class LoadedModel:
         return CacheGeometry(page_size, self.kv_heads, self.head_dim, self.dtype, groups)
 
 
-def load_model(directory: Path, dtype: DType = "float32", head: bool = True, shard: Shard = WHOLE) -> LoadedModel:
+def load_model(
+    directory: str | PathLike[str], dtype: DType = "float32", head: bool = True, shard: Shard = WHOLE
+) -> LoadedModel:
     """`head` False loads the base model alone, for a node that never samples.
 
     Raises IncompleteModel or UnsupportedModel, before the weights are read.
     """
+    directory = Path(directory)
     config = check_model(directory, shard.world)
     register_attention()
     model = _read_weights(directory, DTYPES[dtype], head)
@@ -81,12 +86,20 @@ def load_model(directory: Path, dtype: DType = "float32", head: bool = True, sha
 def check_model(directory: Path, world: int = 1) -> Any:
     """The configuration of a model that `world` devices can serve. Raises IncompleteModel or UnsupportedModel."""
     check_complete(directory)
-    config = AutoConfig.from_pretrained(directory, local_files_only=True)
+    config = _read_config(directory)
     check_supported(config)
     if world > 1:
         check_plan(config)
         check_divisible(config, world)
     return config
+
+
+def _read_config(directory: Path) -> Any:
+    try:
+        return AutoConfig.from_pretrained(directory, local_files_only=True)
+    except (OSError, ValueError, StrictDataclassError) as error:
+        reason = " ".join(str(error).split("\n\n")[0].split())
+        raise UnsupportedModel(f"{directory / 'config.json'} cannot be used: {reason}") from error
 
 
 def _read_weights(directory: Path, dtype: torch.dtype, head: bool) -> torch.nn.Module:
@@ -126,11 +139,16 @@ def _quiet_loading() -> Iterator[None]:
 
 def check_complete(directory: Path) -> None:
     """Raises IncompleteModel, naming all that is missing."""
-    if not directory.is_dir():
-        raise IncompleteModel(f"{directory} is not a directory")
+    check_folder(directory)
     missing = [name for name in ("config.json", *_weight_files(directory)) if not (directory / name).is_file()]
     if missing:
         raise IncompleteModel(f"{directory} lacks {', '.join(missing)}")
+
+
+def check_folder(directory: Path) -> None:
+    """Raises IncompleteModel. A model's name is not looked up anywhere."""
+    if not directory.is_dir():
+        raise IncompleteModel(f"{directory}: no such folder")
 
 
 def _weight_files(directory: Path) -> list[str]:

@@ -27,7 +27,7 @@ class WorkerGroup:
     for ever. `start` begins to listen. Methods are for any thread; `close` is for one."""
 
     def __init__(self, workers: Sequence[WorkerProcess]) -> None:
-        self.lost: DeviceLost | None = None
+        self.lost: str | None = None
         self._workers = workers
         self._answered: dict[type[Answer], int] = {Loaded: 0, Ready: 0}
         self._forwards: deque[Future[ForwardResult]] = deque()
@@ -51,12 +51,12 @@ class WorkerGroup:
             self._on_lost = call
             lost = self.lost
         if lost:
-            call(lost)
+            call(DeviceLost(lost))
 
     def tell(self, record: msgspec.Struct, fds: Sequence[int] = ()) -> None:
         """Raises DeviceLost."""
         if self.lost:
-            raise self.lost
+            raise DeviceLost(self.lost)
         try:
             tell(self._workers, record, fds)
         except (EOFError, TimeoutError) as error:
@@ -79,7 +79,7 @@ class WorkerGroup:
         if not everyone:
             self.lose(f"not every worker was {answer.__name__.lower()} after {timeout_s} s")
         if self.lost:
-            raise self.lost
+            raise DeviceLost(self.lost)
 
     def why_lost(self, error: BaseException) -> DeviceLost:
         """After something that involves them has failed here: a worker that has died is at the bottom of it, or else
@@ -92,7 +92,7 @@ class WorkerGroup:
         """What was first given as a reason."""
         with self._changed:
             if self.lost is None:
-                self.lost = DeviceLost(reason)
+                self.lost = reason
                 log.error("%s: the engine ends", reason)
             lost, forwards, self._forwards = self.lost, self._forwards, deque()
             call, self._on_lost = self._on_lost, None
@@ -100,10 +100,10 @@ class WorkerGroup:
         for worker in self._workers:
             worker.end()
         for forward in forwards:
-            forward.set_exception(lost)
+            forward.set_exception(DeviceLost(lost))
         if call:
-            call(lost)
-        return lost
+            call(DeviceLost(lost))
+        return DeviceLost(lost)
 
     def close(self, timeout_s: float = EXIT_S) -> None:
         """They end, well if they can in time; nothing of them is left. May be called again."""
@@ -136,11 +136,16 @@ class WorkerGroup:
         """False once there is nothing more to hear from it."""
         try:
             answer = worker.channel.receive()
-        except (EOFError, TimeoutError, ValueError) as error:
-            self._has_ended(worker, error)
+        except EOFError:
+            self._has_ended(worker)
+            return False
+        except (TimeoutError, ValueError) as error:
+            self._lose_unless_closing(f"{worker.name} (process {worker.pid}) is out of step: {error}")
             return False
         if isinstance(answer, Failed):
             self._lose_unless_closing(f"{worker.name} failed: {answer.reason}")
+        elif isinstance(answer, Done) and not worker.shard.is_main:
+            self._lose_unless_closing(f"{worker.name} (process {worker.pid}) is out of step: Done came from it")
         elif isinstance(answer, Done):
             self._answer(ForwardResult(answer.tokens, answer.started_ns, answer.ended_ns))
         else:
@@ -155,11 +160,9 @@ class WorkerGroup:
         if forward:
             forward.set_result(result)
 
-    def _has_ended(self, worker: WorkerProcess, error: BaseException) -> None:
+    def _has_ended(self, worker: WorkerProcess) -> None:
         """Names the one that ended first: the others may have ended because of it."""
-        if worker.wait(NOTICE_S) is None:
-            self._lose_unless_closing(f"{worker.name} (process {worker.pid}) is out of step: {error}")
-            return
+        worker.wait(NOTICE_S)
         dead = [each for each in self._workers if each.exit_status not in (None, OTHERS_GONE)]
         first = dead[0] if dead else worker
         self._lose_unless_closing(f"{first.name} (process {first.pid}) {first.describe_end()}")

@@ -56,7 +56,7 @@ class WorkerProcess:
         """How it ended, in words."""
         status = self.exit_status
         if status is None:
-            return "does not answer"
+            return "has closed its socket"
         return f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
 
 

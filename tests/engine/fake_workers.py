@@ -1,0 +1,76 @@
+"""Workers that load nothing: processes that do what a script says."""
+
+import os
+import select
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+from engine.tensor_parallel import Shard
+from engine.workers.channel import Channel
+from engine.workers.group import WorkerGroup
+from engine.workers.messages import Answer
+from engine.workers.process import WorkerProcess
+
+DEADLINE_S = 20.0
+_ROOT = Path(__file__).resolve().parents[2]
+_BEFORE = """\
+import os, signal, socket, sys
+from engine.workers.channel import Channel
+from engine.workers.messages import *
+from engine.workers.messages import FAILED, OTHERS_GONE, WELL
+channel = Channel(socket.socket(fileno=int(sys.argv[1])), Order)
+"""
+OBEY = """\
+while not isinstance(order := channel.receive(), Stop):
+    channel.send(Done([], 1, 2))
+"""
+"""A main rank's: answers forwards, until told to stop."""
+LISTEN = """\
+while not isinstance(order := channel.receive(), Stop):
+    pass
+"""
+"""Another rank's."""
+
+
+def fake_worker(rank: int, world: int, script: str, timeout_s: float = DEADLINE_S) -> WorkerProcess:
+    ours, theirs = socket.socketpair()
+    ours.settimeout(timeout_s)
+    with theirs:
+        process = subprocess.Popen(
+            [sys.executable, "-c", _BEFORE + script, str(theirs.fileno())], pass_fds=[theirs.fileno()], cwd=_ROOT
+        )
+    return WorkerProcess(f"rank {rank}", Shard(rank, world), process, Channel(ours, Answer))
+
+
+def fake_group(*scripts: str, timeout_s: float = DEADLINE_S) -> WorkerGroup:
+    """It listens already."""
+    group = WorkerGroup([fake_worker(rank, len(scripts), script, timeout_s) for rank, script in enumerate(scripts)])
+    group.start()
+    return group
+
+
+def wait_until_gone(pid: int) -> None:
+    """For a process of whomever."""
+    try:
+        handle = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    try:
+        readable, _, _ = select.select([handle], [], [], DEADLINE_S)
+        assert readable, f"process {pid} is still there"
+    finally:
+        os.close(handle)
+
+
+def open_files() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def children() -> list[int]:
+    """Processes that this one started and that are still there, dead ones that nobody has waited for included."""
+    found = []
+    for task in Path("/proc/self/task").iterdir():
+        found += [int(pid) for pid in (task / "children").read_text().split()]
+    return found

@@ -1,0 +1,193 @@
+"""Engines whose ranks are processes: the same tokens and pages as those of one device, through a whole life."""
+
+import ctypes
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine.config import ContinuousBatchingConfig
+from engine.engine import Engine
+from engine.errors import DeviceLost, UnsupportedModel
+from engine.loop import EngineLoop
+from engine.options import EngineOptions
+from engine.request import Request
+from engine.workers.build import build_parallel
+from protocol.sampling import SamplingParams
+from tests.engine.driving import Gathered, assert_at_rest, greedy_request, model_engine, run
+from tests.engine.fake_workers import DEADLINE_S, children, open_files, wait_until_gone
+from tests.engine.tiny_models import greedy, prompt_of
+
+LIVELY = ContinuousBatchingConfig(
+    page_size=4,
+    num_blocks=32,
+    max_batch_tokens=24,
+    max_requests_per_batch=8,
+    safety_margin=0.0,
+    cpu_offload_space=30 * 4 * 768 / (1 << 30),
+    debug_pages=True,
+)
+"""Room for three of the requests below, and in host memory for two: offloads, soft resets, chunks and prefix hits."""
+
+
+@pytest.fixture(scope="module")
+def engines(tiny_llama: Path) -> Iterator[list[Engine]]:
+    """Of two ranks each. The first one's main rank is this process."""
+    files, before = open_files(), children()
+    built = build_parallel(EngineOptions(tiny_llama, LIVELY, threads=1, tp=2), head=True, engines=2)
+    yield built
+    for engine in built:
+        engine.close()
+    assert children() == before
+    assert open_files() <= files + 1, "torch keeps one"
+
+
+@pytest.fixture(params=["local", "remote"])
+def engine(request: pytest.FixtureRequest, engines: list[Engine]) -> Engine:
+    """Whose main rank is here, or a worker."""
+    return engines[0 if request.param == "local" else 1]
+
+
+def lively_requests() -> dict[str, Request]:
+    """Prompts of which some begin alike; some are drawn, some penalised."""
+    shared = prompt_of(17, seed=1)
+    requests = {}
+    for number in range(10):
+        prompt = (shared if number % 2 else []) + prompt_of(5 + 2 * number, seed=2 + number)
+        sampling = SamplingParams(
+            max_new_tokens=18,
+            temperature=0.8 if number % 3 == 1 else 0.0,
+            seed=number,
+            repetition_penalty=1.3 if number % 4 == 3 else 1.0,
+            logprobs=number % 3 == 1,
+        )
+        requests[f"r{number}"] = Request(f"r{number}", prompt, sampling)
+    return requests
+
+
+def test_a_whole_life_gives_the_tokens_of_one_device(engine: Engine, tiny_llama: Path) -> None:
+    alone = model_engine(tiny_llama, page_size=4, num_blocks=400, max_batch_tokens=400)
+    gathered, expected = Gathered(), Gathered()
+    for one, results in ((engine, gathered), (alone, expected)):
+        for request in lively_requests().values():
+            one.add(request)
+        run(one, results)
+    assert gathered.tokens == expected.tokens
+    counters, prefix = engine.counters, engine.prefix_counters
+    assert counters.offloads and counters.restores and counters.resets, "the life was too quiet"
+    assert prefix.hits, "no prefix was hit"
+    assert_at_rest(engine)
+
+
+def test_greedy_tokens_are_those_of_generate(engine: Engine, tiny_llama: Path) -> None:
+    prompts = {name: prompt_of(length, seed=9) for name, length in (("a", 1), ("b", 11), ("c", 40))}
+    for name, prompt in prompts.items():
+        engine.add(greedy_request(name, prompt, 15))
+    gathered = run(engine)
+    assert gathered.tokens == {name: greedy(tiny_llama, prompt, 15) for name, prompt in prompts.items()}
+    assert_at_rest(engine)
+
+
+def test_sequences_of_one_prompt_are_forked_on_every_rank(engine: Engine, tiny_llama: Path) -> None:
+    alone = model_engine(tiny_llama, page_size=4)
+    sampling = SamplingParams(max_new_tokens=8, temperature=1.0, seed=3)
+    found = []
+    for one in (engine, alone):
+        one.add(Request("f", prompt_of(10, seed=4), sampling, n=3))
+        found.append(run(one).tokens)
+    assert found[0] == found[1]
+    assert len({tuple(tokens) for tokens in found[0].values()}) == 3
+
+
+def test_every_ranks_pages_are_mapped_here_at_the_addresses_it_reports(engine: Engine, tiny_llama: Path) -> None:
+    whole = model_engine(tiny_llama, page_size=4, num_blocks=64, max_batch_tokens=64)
+    prompt, pages = prompt_of(16, seed=5), []
+    for one in (whole, engine):
+        gathered = Gathered()
+        one.add(greedy_request("p", prompt, 2))
+        gathered.take(one.step())
+        table = next(iter(one._lives.requests.values())).tables[0][:4]
+        pages.append(torch.cat([rank_pages(one, rank, table) for rank in range(len(one.pools))], dim=2))
+        run(one, gathered)
+    torch.testing.assert_close(pages[1], pages[0], rtol=1e-4, atol=1e-4)
+    assert engine.layout.tensor_parallel == 2
+    assert engine.layout.kv_heads == whole.layout.kv_heads == 4
+    assert engine.layout.page_bytes * 2 == whole.layout.page_bytes
+
+
+def rank_pages(engine: Engine, rank: int, table: list[int]) -> torch.Tensor:
+    """`[blocks, layers, heads of the rank, 2, page_size, head_dim]`, from the rank's memory."""
+    geometry, memory = engine.pool.geometry, engine.pools[rank]
+    raw = (ctypes.c_char * memory.bytes).from_address(memory.address)
+    flat = torch.frombuffer(bytearray(raw), dtype=torch.float32)
+    shape = (-1, geometry.layers, geometry.kv_heads, 2, geometry.page_size, geometry.head_dim)
+    return flat.view(shape)[table]
+
+
+def test_the_word_counts_each_layer_once_however_many_ranks_there_are(engine: Engine) -> None:
+    before = engine.progress.value
+    engine.add(greedy_request("w", prompt_of(10), 3))
+    assert run(engine).steps == 3
+    assert engine.progress.value == before + 3 * 3
+
+
+def test_a_model_that_cannot_be_divided_starts_no_process(tiny_kind: Callable[[str], Path]) -> None:
+    before = children()
+    with pytest.raises(UnsupportedModel, match="cannot be divided among 3 devices: choose --tp 1, 2, 4, 8"):
+        build_parallel(EngineOptions(tiny_kind("llama"), LIVELY, threads=1, tp=3), head=True)
+    assert children() == before
+
+
+def test_asynchronous_batching_needs_one_device(tiny_llama: Path) -> None:
+    config = ContinuousBatchingConfig(use_async_batching=True)
+    with pytest.raises(ValueError, match="leave out --tp"):
+        build_parallel(EngineOptions(tiny_llama, config, threads=1, tp=2), head=True)
+
+
+class Stepped(threading.Thread):
+    """One step, and what it raised."""
+
+    def __init__(self, engine: Engine) -> None:
+        super().__init__(daemon=True)
+        self._engine = engine
+        self.error: BaseException | None = None
+
+    def run(self) -> None:
+        try:
+            self._engine.step()
+        except DeviceLost as error:
+            self.error = error
+
+    def ended(self) -> str:
+        self.join(DEADLINE_S)
+        assert not self.is_alive(), "the step hangs"
+        return str(self.error)
+
+
+def test_the_engine_ends_with_a_worker_in_a_forward_and_in_idleness(engines: list[Engine]) -> None:
+    """The last test on these engines. A stopped worker keeps the forward under way until it is killed."""
+    busy, idle = engines
+    (worker,), (main, other) = busy.worker_pids, idle.worker_pids
+    os.kill(worker, signal.SIGSTOP)
+    busy.add(greedy_request("x", prompt_of(10), 3))
+    step = Stepped(busy)
+    step.start()
+    os.kill(worker, signal.SIGKILL)
+    reason = f"engine 0 rank 1 (process {worker}) was killed by SIGKILL"
+    assert step.ended() == reason
+    with pytest.raises(DeviceLost, match="was killed by SIGKILL"):
+        busy.step()
+
+    ended = threading.Event()
+    loop = EngineLoop(idle, on_step=lambda _: None, on_end=ended.set)
+    loop.start()
+    os.kill(other, signal.SIGKILL)
+    assert ended.wait(DEADLINE_S), "the loop goes on with half an engine"
+    assert isinstance(loop.error, DeviceLost)
+    assert str(loop.error) == f"engine 1 rank 1 (process {other}) was killed by SIGKILL"
+    for pid in (worker, main, other):
+        wait_until_gone(pid)
