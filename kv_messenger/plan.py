@@ -71,6 +71,16 @@ class LayerWrites(NamedTuple):
     writes: PageWrites
 
 
+class _Route(NamedTuple):
+    """A rank pair's number of heads, its two pools, and where those heads begin in a page of either."""
+
+    heads: int
+    source: MemoryRegion
+    source_offset: int
+    target: RemoteRegion
+    target_offset: int
+
+
 class _Pattern(NamedTuple):
     """Where the writes of a chunk begin in any layer and head, in units of the strides; `length` in bytes."""
 
@@ -98,8 +108,18 @@ class TransferPlan:
         return assign_sets(self.source, self.target, f"{self.ticket.key}@{self.ticket.key.instance}")
 
     @cached_property
-    def pairs(self) -> list[RankPair]:
-        return rank_pairs(self.source, self.target, self.assigned)
+    def _routes(self) -> list[_Route]:
+        return [self._route(pair) for pair in rank_pairs(self.source, self.target, self.assigned)]
+
+    def _route(self, pair: RankPair) -> _Route:
+        to = self.ticket.regions[pair.target]
+        return _Route(
+            heads=len(pair.heads),
+            source=self.regions[pair.source],
+            source_offset=_bytes_before(self.source, pair.source, pair.heads),
+            target=RemoteRegion(to.key, to.base, to.length),
+            target_offset=_bytes_before(self.target, pair.target, pair.heads),
+        )
 
     def refusal(self) -> str | None:
         """Why the ticket does not fit the request or the target's layout, or None."""
@@ -137,13 +157,26 @@ class TransferPlan:
         return sorted(listed, key=itemgetter(0))
 
     def _writes(self, group: int, taken: Sequence[Run], table: Sequence[int]) -> Iterator[LayerWrites]:
-        """What the layers and pairs have in common is computed once: only offsets differ."""
-        widths = {len(pair.heads) for pair in self.pairs}
+        """What the layers have in common is computed once: only their offsets differ."""
+        widths = {route.heads for route in self._routes}
         patterns = {heads: self._patterns(group, taken, table, heads) for heads in widths}
+        common = [(route, pattern) for route in self._routes for pattern in patterns[route.heads]]
+        steps = self.source.page_bytes, self.target.page_bytes
         for ordinal, layer in enumerate(self.target.groups[group].layers):
-            for pair in self.pairs:
-                for pattern in patterns[len(pair.heads)]:
-                    yield LayerWrites(layer, self._page_writes(pair, ordinal, pattern))
+            for route, pattern in common:
+                writes = PageWrites(
+                    source=route.source,
+                    source_indices=pattern.sources,
+                    source_stride=pattern.source_stride,
+                    source_offset=route.source_offset + ordinal * steps[0],
+                    target=route.target,
+                    target_indices=pattern.targets,
+                    target_stride=pattern.target_stride,
+                    target_offset=route.target_offset + ordinal * steps[1],
+                    length=pattern.length,
+                    immediate=self.ticket.immediate,
+                )
+                yield LayerWrites(layer, writes)
 
     def _patterns(self, group: int, taken: Sequence[Run], table: Sequence[int], heads: int) -> list[_Pattern]:
         source, target, first = self.source, self.target, self.ticket.first_page
@@ -162,25 +195,10 @@ class TransferPlan:
             patterns.append(_Pattern(froms, 1, tos, 1, length * target.token_bytes))
         return patterns
 
-    def _page_writes(self, pair: RankPair, ordinal: int, pattern: _Pattern) -> PageWrites:
-        region = self.ticket.regions[pair.target]
-        return PageWrites(
-            source=self.regions[pair.source],
-            source_indices=pattern.sources,
-            source_stride=pattern.source_stride,
-            source_offset=_offset(self.source, ordinal, pair.source, pair.heads),
-            target=RemoteRegion(region.key, region.base, region.length),
-            target_indices=pattern.targets,
-            target_stride=pattern.target_stride,
-            target_offset=_offset(self.target, ordinal, pair.target, pair.heads),
-            length=pattern.length,
-            immediate=self.ticket.immediate,
-        )
 
-
-def _offset(layout: KVLayout, ordinal: int, rank: int, heads: range) -> int:
-    """Bytes from a block's start to the first of `heads` in the block's page `ordinal`, in the pool of `rank`."""
-    return ordinal * layout.page_bytes + (heads.start - layout.heads_of(rank).start) * layout.head_bytes
+def _bytes_before(layout: KVLayout, rank: int, heads: range) -> int:
+    """In a page of `rank`, before the first of `heads`."""
+    return (heads.start - layout.heads_of(rank).start) * layout.head_bytes
 
 
 def _each_part(starts: Sequence[int], layout: KVLayout, heads: int) -> Sequence[int]:

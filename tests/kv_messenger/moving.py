@@ -35,6 +35,12 @@ def first_head(heads: int, ranks: int, rank: int) -> int:
     return rank * (heads // ranks) if heads % ranks == 0 else rank // (ranks // heads)
 
 
+def element(of: KVLayout, layer: int, head: int, part: int, positions: np.ndarray, rank: int) -> np.ndarray:
+    """Its name, never 0."""
+    kind = (layer * of.kv_heads + head) * of.parts + part
+    return ((rank * 256 + kind) * 1024 + positions + 1).astype(np.uint32)
+
+
 @dataclass
 class Side:
     """One engine's pools, `[ranks, elements]`, and one request's block tables, drawn at random."""
@@ -78,11 +84,18 @@ class Side:
         where: np.ndarray = ((page * self.rank_heads + within) * of.parts + part) * size + slots % size
         return where
 
-
-def element(of: KVLayout, layer: int, head: int, part: int, positions: np.ndarray, rank: int) -> np.ndarray:
-    """Its name, never 0."""
-    kind = (layer * of.kv_heads + head) * of.parts + part
-    return ((rank * 256 + kind) * 1024 + positions + 1).astype(np.uint32)
+    def compute(self, start: int, end: int) -> None:
+        """A forward: tokens [start, end) into the pages of every rank that holds their heads."""
+        of = self.layout
+        for group, layers in enumerate(of.groups):
+            positions = np.arange(max(start, end - (layers.window or end)), end)
+            slots = positions if layers.window is None else positions % layers.window
+            for ordinal, layer in enumerate(layers.layers):
+                for head in range(of.kv_heads):
+                    for rank in holders(of.kv_heads, of.tensor_parallel, head):
+                        for part in range(of.parts):
+                            where = self.at(group, ordinal, rank, head, part, slots)
+                            self.pools[rank, where] = element(of, layer, head, part, positions, rank)
 
 
 @dataclass
@@ -118,27 +131,14 @@ class Transfer:
         """As the prefill node would: what is there already goes at once, what a forward makes goes after it."""
         assert self.plan.refusal() is None
         transfer = SenderTransfer(self.plan.ticket.key, self.plan, 0, 0.0)
-        self._compute(0, chunks[0][0])
+        self.source.compute(0, chunks[0][0])
         for start, end in chunks:
             arms = [a for a in transfer.on_chunk(Chunk(start, end, self.source.tables, 1)) if isinstance(a, Arm)]
             assert [arm.layer for arm in arms if arm.threshold] == sorted(a.layer for a in arms if a.threshold)
             self._apply([arm for arm in arms if arm.threshold is None])
-            self._compute(start, end)
+            self.source.compute(start, end)
             self._apply([arm for arm in arms if arm.threshold == 1 + arm.layer])
             assert all(arm.threshold in (None, 1 + arm.layer) for arm in arms)
-
-    def _compute(self, start: int, end: int) -> None:
-        """A forward: tokens [start, end) into the pages of every rank that holds their heads."""
-        of = self.source_layout
-        for group, layers in enumerate(of.groups):
-            positions = np.arange(max(start, end - (layers.window or end)), end)
-            slots = positions if layers.window is None else positions % layers.window
-            for ordinal, layer in enumerate(layers.layers):
-                for head in range(of.kv_heads):
-                    for rank in holders(of.kv_heads, of.tensor_parallel, head):
-                        for part in range(of.parts):
-                            where = self.source.at(group, ordinal, rank, head, part, slots)
-                            self.source.pools[rank, where] = element(of, layer, head, part, positions, rank)
 
     def _apply(self, arms: list[Arm]) -> None:
         for arm in arms:

@@ -7,6 +7,7 @@ page edges, prefixes, chunk cuts, windows and MLA are drawn, by seed, for each o
 import itertools
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 
 import msgspec
 import pytest
@@ -189,12 +190,7 @@ def test_a_ticket_for_another_number_of_ranks_tables_or_a_held_window_is_refused
 
     def refusal(**changes: object) -> str:
         ticket = msgspec.structs.replace(hybrid.ticket, **changes)
-        return (
-            Transfer(hybrid.source, hybrid.target, 30)
-            .plan.__class__(hybrid.source, hybrid.regions, hybrid.target, ticket, 30)
-            .refusal()
-            or ""
-        )
+        return replace(hybrid, ticket=ticket).refusal() or ""
 
     assert "1 ranks, its node has 2" in refusal(regions=hybrid.ticket.regions[:1])
     assert "1 block tables, the model has 2" in refusal(blocks=hybrid.ticket.blocks[:1])
