@@ -1,6 +1,7 @@
 """What `kvferry generate` is told on its command line."""
 
 import argparse
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,36 +9,55 @@ from typing import Any
 
 import msgspec
 
+from engine.batch_file import PromptLine
+from engine.documented import field_texts
 from engine.options import EngineOptions, add_device_options, add_engine_options, engine_options_from
 from protocol.sampling import SamplingParams
 
-PROGRAM = "kvferry generate"
 DESCRIPTION = """\
-Generate from a file of prompts on this machine, without a cluster. Each input line is a JSON object with one of
-"prompt" (text), "prompt_token_ids" or "messages" (for the model's chat template), and, where wanted, "id", "n" and
-sampling parameters ("max_new_tokens", "temperature", "top_k", "seed", "logprobs", ...), which override the options
-below. Output lines come in the order of the input. A line that cannot be used has its error there and does not stop the
-others; the exit code is then 1. After Ctrl-C (130) what is finished is there."""
+Generate from a file of prompts on this machine, without a cluster (`python -m engine` is the same command). Each input
+line is a JSON object with a prompt, and where wanted sampling parameters, which override the options below."""
+EPILOG = """\
+fields of a line (docs/generation-file.md says more; null stands for the default):
+{fields}
+
+A line that cannot be used has its error in the output and does not stop the others. A result is written once all lines
+before it are done, unless --as-completed is given. The output file is opened, and what was in it lost, when the first
+result is written. After Ctrl-C or SIGTERM what is finished is there.
+
+exit codes: 0; 1 if some lines failed; 2 if nothing could be run; 130 after Ctrl-C, 143 after SIGTERM"""
+WIDTH = 118
 
 
 @dataclass(frozen=True)
 class GenerateOptions:
-    """`source`, `target`: None for standard input and output. `defaults`: of the sampling parameters."""
+    """`source`, `target`: None for standard input and output. `in_order`: results come in the order of the lines.
+    `defaults`: of the sampling parameters."""
 
     engine: EngineOptions
     source: Path | None
     target: Path | None
+    in_order: bool
     defaults: dict[str, Any]
     quiet: bool
 
 
-def parse_options(argv: Sequence[str]) -> GenerateOptions:
+class _Parser(argparse.ArgumentParser):
+    def format_help(self) -> str:
+        self.epilog = EPILOG.format(fields=_fields_help())
+        return super().format_help()
+
+
+def parse_options(program: str, argv: Sequence[str]) -> GenerateOptions:
     """Exits with a message on bad options, as argparse does."""
-    parser = argparse.ArgumentParser(prog=PROGRAM, description=DESCRIPTION)
+    parser = _Parser(prog=program, description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--input", required=True, metavar="FILE", help="prompts, a JSON object per line; - for stdin")
     parser.add_argument("--output", required=True, metavar="FILE", help="results, likewise; - for stdout")
+    parser.add_argument(
+        "--as-completed", action="store_true", help="write each result at once, whichever line it belongs to"
+    )
     parser.add_argument("--quiet", action="store_true", help="no progress bar and no line of totals")
-    add_engine_options(parser)
+    add_engine_options(parser, alone=True)
     add_device_options(parser)
     _add_sampling_options(parser)
     arguments = parser.parse_args(argv)
@@ -48,8 +68,17 @@ def parse_options(argv: Sequence[str]) -> GenerateOptions:
         engine=engine_options_from(parser, arguments),
         source=source,
         target=target,
+        in_order=not arguments.as_completed,
         defaults=_sampling_defaults(parser, arguments),
         quiet=arguments.quiet,
+    )
+
+
+def _fields_help() -> str:
+    texts = {**field_texts(PromptLine), **field_texts(SamplingParams)}
+    return "\n".join(
+        textwrap.fill(f"{name:<19} {text}", WIDTH, initial_indent="  ", subsequent_indent=" " * 22)
+        for name, text in texts.items()
     )
 
 

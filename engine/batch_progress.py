@@ -16,6 +16,7 @@ class BatchProgress:
 
     def __init__(self, engine: Engine, lines: int, quiet: bool) -> None:
         self._engine = engine
+        self._lines = lines
         self._quiet = quiet
         self._bar = tqdm(total=lines, bar_format=BAR, disable=True if quiet else None)
         self._began = time.monotonic()
@@ -32,6 +33,10 @@ class BatchProgress:
                 f"{totals.lines} prompts, {totals.failed} failed; {totals.prompt_tokens} prompt tokens, {totals.tokens}"
                 f" new ones in {time.monotonic() - self._began:.1f} s: {self._per_second(totals.tokens)} tokens/s\n"
             )
+
+    def interrupted(self, totals: Totals) -> str:
+        """What an interruption left undone."""
+        return f"interrupted: {totals.lines} of {self._lines} lines written"
 
     def _per_second(self, tokens: int) -> int:
         return round(tokens / max(time.monotonic() - self._began, 1e-3))

@@ -1,12 +1,11 @@
-"""Generates for every line of a batch, and writes the results in the order of the lines."""
+"""Generates for every line of a batch."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-import msgspec
-
-from engine.batch_file import OutputLine, output_line, read_line, refused_line
+from engine.batch_file import LineId, output_line, read_line, refused_line
+from engine.batch_results import OrderedLines
 from engine.errors import InvalidRequest, LoopStopped, RequestRefused
 from engine.generation_output import GenerationOutput
 from engine.live_requests import sequence_ids
@@ -28,24 +27,12 @@ class Totals:
     tokens: int = 0
 
 
-class OrderedLines:
-    """Writes a line once all that belong before it are written. Slots count from 0."""
+class Place(NamedTuple):
+    """Where the result of a sequence belongs. `id`: as the line spells it."""
 
-    def __init__(self, write: Callable[[bytes], object]) -> None:
-        self._write = write
-        self._early: dict[int, bytes] = {}
-        self._next = 0
-
-    def put(self, slot: int, line: OutputLine) -> None:
-        self._early[slot] = msgspec.json.encode(line) + b"\n"
-        while self._next in self._early:
-            self._write(self._early.pop(self._next))
-            self._next += 1
-
-    def write_early(self) -> None:
-        """What waits for others that will not come."""
-        for slot in sorted(self._early):
-            self._write(self._early.pop(slot))
+    line: int
+    slot: int
+    id: LineId
 
 
 class BatchRun:
@@ -69,8 +56,8 @@ class BatchRun:
         self._defaults = defaults
         self._window = window
         self._interrupted = interrupted
-        self._places: dict[str, tuple[int, int]] = {}
-        """Line and slot of each sequence that is under way."""
+        self._places: dict[str, Place] = {}
+        """Of each sequence that is under way."""
         self._used_ids: set[str] = set()
         self._slots = 0
 
@@ -99,33 +86,32 @@ class BatchRun:
         if self._interrupted():
             return
         try:
-            names = self._submit(number, line)
+            self._submit(number, line)
         except (RequestRefused, LoopStopped) as error:
             self.totals.lines += 1
             self.totals.failed += 1
             self._output.put(self._slots, refused_line(number, line, str(error)))
             self._slots += 1
-            return
-        for name in names:
-            self._places[name] = number, self._slots
-            self._slots += 1
 
-    def _submit(self, number: int, line: bytes) -> list[str]:
-        """Ids of the sequences that will come."""
-        wanted = read_line(number, line, self._defaults, self._tokenizer)
-        assert wanted.request_id is not None
-        names = sequence_ids(wanted.as_request(wanted.request_id))
-        if not self._used_ids.isdisjoint(names):
-            raise InvalidRequest(f"the id {wanted.request_id!r} belongs to an earlier line")
+    def _submit(self, number: int, line: bytes) -> None:
+        given, wanted = read_line(number, line, self._defaults, self._tokenizer)
+        own = str(given)
+        names = sequence_ids(wanted.as_request(own))
+        for name in names:
+            if name in self._used_ids:
+                further = "" if name == own else f", of a further sequence of {own!r},"
+                raise InvalidRequest(f"the id {name!r}{further} belongs to an earlier line")
         self._manager.submit(wanted)
         self._used_ids.update(names)
-        return names
+        for name in names:
+            self._places[name] = Place(number, self._slots, given if name == own else name)
+            self._slots += 1
 
     def _finish(self, output: GenerationOutput) -> None:
-        number, slot = self._places.pop(output.request_id)
-        self._output.put(slot, output_line(number, output, self._tokenizer))
+        number, slot, given = self._places.pop(output.request_id)
+        self._output.put(slot, output_line(number, given, output, self._tokenizer))
         self.totals.tokens += len(output.generated_ids)
         self.totals.failed += output.status is not RequestStatus.FINISHED
-        if not any(line == number for line, _ in self._places.values()):
+        if not any(place.line == number for place in self._places.values()):
             self.totals.lines += 1
             self.totals.prompt_tokens += len(output.prompt_ids)

@@ -10,6 +10,7 @@ EngineError
 |- ModelRefused             choose another model directory
 |  |- UnsupportedModel      this engine cannot run it correctly
 |  `- IncompleteModel       files are missing
+|- UnusableFile             name another file to read or write
 |- NoDevice                 choose a device that this machine and this build of torch have
 |- ForwardFailed            fail the requests of that batch
 |- DeviceLost               a device's process has ended or hangs, and the engine with it: restart the node
@@ -17,6 +18,7 @@ EngineError
 |- PoisonBroken             a bug: somebody wrote to a free page
 |- KernelsUnavailable       run the slower path in torch, or compile the extension
 |- LoopPaused               leave the pause first
+|- LoopNotStarted           start it first
 `- LoopStopped              the engine's thread has ended; restart the node
 """
 
@@ -61,6 +63,10 @@ class IncompleteModel(ModelRefused):
     """The directory lacks files."""
 
 
+class UnusableFile(EngineError):
+    """It cannot be read or written."""
+
+
 class NoDevice(EngineError):
     """The device that was asked for is not there."""
 
@@ -87,6 +93,10 @@ class KernelsUnavailable(EngineError):
 
 class LoopPaused(EngineError):
     """The call would wait for its own caller, who keeps the engine's thread paused."""
+
+
+class LoopNotStarted(EngineError):
+    """The call would wait for an engine's thread that nobody has started."""
 
 
 class LoopStopped(EngineError):

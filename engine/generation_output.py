@@ -51,7 +51,8 @@ class GenerationOutput(NamedTuple):
     `generated_ids`: all so far, an end token included. `logprobs`: one per generated token, None unless asked for.
     `status`: FINISHED, FAILED or CANCELLED in the one terminal output, DECODING in those of a stream before it.
     `finish_reason`: of the terminal one. `error`: of a FAILED one. `timestamps`: one per generated token, None unless
-    asked for.
+    asked for. `sequence_index`: its number among those of its prompt: 0 for the request's own, i for
+    `<id>__child#<i>`.
     """
 
     request_id: str
@@ -64,6 +65,7 @@ class GenerationOutput(NamedTuple):
     created_time: float
     lifespan: Lifespan
     timestamps: tuple[float, ...] | None
+    sequence_index: int
 
     @property
     def is_terminal(self) -> bool:

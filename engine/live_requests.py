@@ -35,11 +35,11 @@ class LiveRequests:
         now = self._clock()
         names = sequence_ids(request)
         with self._changed:
-            for name in names:
+            for place, name in enumerate(names, 1):
                 if name in self._tracked or not sink.open(name):
                     self._close(names[: names.index(name)], sink)
                     raise InvalidRequest(f"request {name!r} is running already, or its terminal output was not taken")
-                self._tracked[name] = TrackedRequest(name, wanted, sink, now)
+                self._tracked[name] = TrackedRequest(name, place % len(names), wanted, sink, now)
 
     def withdraw(self, request: Request, sink: OutputSink) -> None:
         """Undo `add`, where the engine's thread will never hear of it. Any thread."""

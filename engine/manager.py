@@ -15,7 +15,15 @@ from types import TracebackType
 from typing import Self
 
 from engine.engine import Engine
-from engine.errors import CapacityExceeded, InvalidRequest, LoopPaused, LoopStopped, QueueFull, RequestRefused
+from engine.errors import (
+    CapacityExceeded,
+    InvalidRequest,
+    LoopNotStarted,
+    LoopPaused,
+    LoopStopped,
+    QueueFull,
+    RequestRefused,
+)
 from engine.generation_output import GenerationOutput, GenerationRequest
 from engine.live_requests import LiveRequests, sequence_ids
 from engine.loop import EngineLoop
@@ -38,8 +46,8 @@ class StopMode(Enum):
 
 
 class ContinuousBatchingManager:
-    """Has the engine to itself from `start` to `stop`; after that, another manager may have it. All methods are for any
-    thread but the engine's. `clock`: seconds, for the times in outputs.
+    """Has the engine to itself from `start` to `stop`, which `with` calls; after that, another manager may have it. All
+    methods are for any thread but the engine's. `clock`: seconds, for the times in outputs.
 
     The engine's `max_queue_size` bounds the requests that wait for the engine's thread to take them in.
     """
@@ -52,6 +60,7 @@ class ContinuousBatchingManager:
         self._ids = itertools.count()
         self._changed = threading.Condition()
         self._queued = 0
+        self._started = False
         self._accepting = True
 
     # ---- its life ----
@@ -66,7 +75,14 @@ class ContinuousBatchingManager:
         return self._loop.error
 
     def start(self) -> None:
-        self._loop.start()
+        """What was submitted before begins to run. Does nothing if it runs already; raises LoopStopped if it has been
+        stopped, or has ended."""
+        with self._changed:
+            if not self._accepting:
+                raise LoopStopped("a stopped manager cannot be started again: build a new one")
+            if not self._started:
+                self._loop.start()
+                self._started = True
 
     def stop(self, mode: StopMode = StopMode.SOFT, timeout_s: float | None = None) -> None:
         """Accept nothing new, finish or fail what there is, then end the thread. May be called again, and harder.
@@ -85,7 +101,8 @@ class ContinuousBatchingManager:
         self._live.fail_all(self._why_ended())
 
     def pause(self) -> AbstractContextManager[None]:
-        """Inside the `with` no step runs; several may hold it, the last one out lets it go on. See EngineLoop.pause."""
+        """For `with manager.pause():`, inside which no step runs; the call alone pauses nothing. Several may hold it,
+        the last one out lets it go on. See EngineLoop.pause."""
         return self._loop.pause()
 
     def __enter__(self) -> Self:
@@ -127,18 +144,22 @@ class ContinuousBatchingManager:
 
     def get_result(self, request_id: str | None = None, timeout_s: float | None = None) -> GenerationOutput | None:
         """The next output of that request, or of any; None if none comes in time, or (of any) none can come any more.
-        Raises UnknownRequest for an id whose terminal output was taken, or that has a callback."""
+        Raises UnknownRequest for an id whose terminal output was taken, or that has a callback, and LoopNotStarted
+        where it would wait before `start`."""
+        self._check_started()
         if request_id is None:
             return self._outputs.take_any(timeout_s)
         return self._outputs.take(request_id, timeout_s)
 
     def stream(self, request_id: str) -> Iterator[GenerationOutput]:
-        """The outputs of that request, up to its terminal one. Raises UnknownRequest as `get_result` does."""
+        """The outputs of that request, up to its terminal one. Raises as `get_result` does."""
+        self._check_started()
         return self._outputs.stream(request_id)
 
     def results(self) -> Iterator[GenerationOutput]:
         """The outputs of all requests as they come, but for those with callbacks and those that somebody else takes.
-        Ends once all that was submitted has ended."""
+        Ends once all that was submitted has ended. Raises LoopNotStarted as `get_result` does."""
+        self._check_started()
         while (output := self._outputs.take_any()) is not None:
             yield output
 
@@ -147,9 +168,11 @@ class ContinuousBatchingManager:
     ) -> dict[str, GenerationOutput]:
         """Terminal outputs by id, in the order of `prompts`, a prompt's further sequences before its own.
 
-        A prompt that is refused has a FAILED output and costs the others nothing. Raises InvalidRequest for the
-        sampling, and LoopStopped when nothing new is accepted. When interrupted, it cancels what it submitted.
+        A prompt that is refused has a FAILED output, whose `error` says why, and costs the others nothing. Raises
+        InvalidRequest for the sampling, LoopNotStarted before `start`, and LoopStopped when nothing new is accepted.
+        When interrupted, it cancels what it submitted.
         """
+        self._check_started()
         if refusal := sampling_refusal(sampling, self._engine.limits.vocab_size):
             raise InvalidRequest(f"sampling: {refusal}")
         wanted = [GenerationRequest(prompt_ids=list(prompt), sampling=sampling, n=n) for prompt in prompts]
@@ -169,6 +192,11 @@ class ContinuousBatchingManager:
         return results
 
     # ---- any thread ----
+
+    def _check_started(self) -> None:
+        """Once it is stopped, nobody waits for ever."""
+        if self._accepting and not self._started:
+            raise LoopNotStarted("nothing runs yet: use `with manager:`, or call manager.start() first")
 
     def _new_id(self) -> str:
         names = (f"req_{number}" for number in self._ids)

@@ -14,7 +14,7 @@ from engine.memory import available_memory
 from engine.models.loading import LoadedModel
 from engine.progress import ProgressWord
 from engine.runner import Runner
-from engine.sizing import MemoryBudget, MemoryUse, choose_chunks, default_memory_share, offload_chunks
+from engine.sizing import MemoryBudget, MemoryUse, choose_chunks, default_memory_share, gib, offload_chunks
 from engine.threaded_runner import ThreadedRunner
 from engine.workers.group import WorkerGroup
 
@@ -77,6 +77,8 @@ def host_pool(config: ContinuousBatchingConfig, pool: CachePool, sharers: int) -
     if not chunks:
         log.warning("cpu_offload_space holds not even one chunk of %d bytes: off", pool.geometry.chunk_bytes)
         return None
+    size = gib(chunks * pool.geometry.chunk_bytes)
+    log.info("cpu_offload_space: %s of host memory (each rank) for the KV of requests that make room", size)
     return CachePool(pool.geometry, chunks, reserved=0, ranks=pool.ranks)
 
 

@@ -15,8 +15,9 @@ class TrackedRequest:
     Built by the submitting thread; from then on the engine's thread alone calls it, or whoever finds that thread ended.
     """
 
-    def __init__(self, request_id: str, wanted: GenerationRequest, sink: OutputSink, now: float) -> None:
+    def __init__(self, request_id: str, index: int, wanted: GenerationRequest, sink: OutputSink, now: float) -> None:
         self.id = request_id
+        self._index = index
         self._prompt = tuple(wanted.prompt_ids)
         self._streaming = wanted.streaming
         self._sink = sink
@@ -67,4 +68,5 @@ class TrackedRequest:
             created_time=self._created,
             lifespan=Lifespan(self._started, ended),
             timestamps=None if self._timestamps is None else tuple(self._timestamps),
+            sequence_index=self._index,
         )

@@ -36,7 +36,7 @@ def test_generating_without_a_cluster_is_the_engines_own_program(capsys: pytest.
         main(["generate", "--help"])
     assert exit_.value.code == 0
     assert "usage: kvferry generate" in capsys.readouterr().out
-    assert main(["generate", "--model", "/nonexistent", "--input", "/nonexistent", "--output", "-"]) == 1
+    assert main(["generate", "--model", "/nonexistent", "--input", "/nonexistent", "--output", "-"]) == 2
     assert "kvferry generate: " in capsys.readouterr().err
 
 

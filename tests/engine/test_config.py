@@ -17,7 +17,7 @@ from engine.config import OMITTED, ContinuousBatchingConfig
         ("max_requests_per_batch", 0),
         ("max_batch_tokens", 0),
         ("num_blocks", 0),
-        ("max_overtakes", 0),
+        ("max_overtakes", -1),
         ("page_size", 3),
         ("scheduler_type", "shortest_first"),
         ("eviction_policy", "random"),
@@ -32,6 +32,32 @@ from engine.config import OMITTED, ContinuousBatchingConfig
 def test_impossible_values_are_refused_by_name(name: str, value: Any) -> None:
     with pytest.raises(ValueError, match=name):
         ContinuousBatchingConfig(**{"num_blocks": 8, name: value})
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "wanted"),
+    [
+        ("page_size", 4.5, "a whole number from 4 to .*"),
+        ("page_size", "64", "a whole number .*"),
+        ("page_size", True, "a whole number .*"),
+        ("num_blocks", 8.0, "a whole number from 1 to .*, or None"),
+        ("seed", "a", "a whole number, or None"),
+        ("use_async_batching", "yes", "true or false, or None"),
+        ("use_cuda_graph", 1, "true or false, or None"),
+        ("allow_block_sharing", None, "true or false"),
+        ("safety_margin", "0.5", "a number from 0 to 1, or None"),
+        ("safety_margin", float("nan"), "a number from 0 to 1, or None"),
+        ("max_memory_percent", True, "a number, above 0 and at most 1, or None"),
+        ("scheduler_type", None, '"fifo" or "prefill_first"'),
+    ],
+)
+def test_values_of_another_type_are_refused_with_the_one_wanted(name: str, value: Any, wanted: str) -> None:
+    with pytest.raises(ValueError, match=f"^{name} .*: must be {wanted}$"):
+        ContinuousBatchingConfig(**{name: value})
+
+
+def test_a_whole_number_will_do_for_any_number() -> None:
+    assert ContinuousBatchingConfig(safety_margin=1, cpu_offload_space=2).margin == 1
 
 
 def test_the_defaults_are_those_of_the_specification() -> None:

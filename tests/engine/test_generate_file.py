@@ -1,5 +1,6 @@
 """`kvferry generate` from a file to a file, beside transformers' `generate`."""
 
+import codecs
 import io
 import os
 import signal
@@ -12,7 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 import torch
-from transformers import AutoTokenizer
+from transformers import AutoConfig, AutoTokenizer
 
 from engine.__main__ import main
 from tests.oracle import Oracle
@@ -121,7 +122,7 @@ def test_standard_input_is_read_and_each_sequence_has_its_line(
     target = tmp_path / "out.jsonl"
     assert main(command(tiny_model, "-", target, "--quiet")) == 0
     found = records(target.read_bytes())
-    assert [record["id"] for record in found] == ["x__child#1", "x__child#2", "x"]
+    assert [(record["id"], record["index"]) for record in found] == [("x__child#1", 1), ("x__child#2", 2), ("x", 0)]
     assert len({tuple(record["token_ids"]) for record in found}) == 3
     assert all(len(record["logprobs"]) == len(record["token_ids"]) for record in found)
 
@@ -136,7 +137,10 @@ def test_more_lines_than_are_under_way_at_once(tiny_model: Path, tmp_path: Path)
     assert [found[i]["token_ids"] for i in range(8)] == [oracle.greedy([40 + i], 1 + i % 5) for i in range(8)]
 
 
-def test_after_ctrl_c_what_is_finished_is_there(tiny_model: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_after_an_interruption_what_is_finished_is_there(
+    tiny_model: Path, tmp_path: Path, number: signal.Signals, code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Lines 1 and 3 end long before line 2 could."""
     endless = {"prompt": "b", "max_new_tokens": 3500, "ignore_eos": True}
     source = written(tmp_path, {"prompt": "a", "max_new_tokens": 20, "ignore_eos": True}, endless, {"prompt": "c"})
@@ -147,16 +151,30 @@ def test_after_ctrl_c_what_is_finished_is_there(tiny_model: Path, tmp_path: Path
     def interrupt_after_the_first() -> None:
         with pipe.open("rb") as lines:
             found.append(lines.readline())
-            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+            signal.pthread_kill(threading.main_thread().ident or 0, number)
             found.extend(lines)
 
     reader = threading.Thread(target=interrupt_after_the_first)
     reader.start()
-    before = signal.getsignal(signal.SIGINT)
-    assert main(command(tiny_model, source, pipe, "--quiet")) == 130
+    before = signal.getsignal(number)
+    assert main(command(tiny_model, source, pipe, "--quiet")) == code
     reader.join(DEADLINE_S)
     assert [record["line"] for record in records(b"".join(found))] == [1, 3]
-    assert signal.getsignal(signal.SIGINT) is before
+    assert signal.getsignal(number) is before
+    assert capsys.readouterr().err == "kvferry generate: interrupted: 2 of 3 lines written\n"
+
+
+def test_interrupted_before_any_line_runs_it_says_so_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Interrupting(io.BytesIO):
+        def read(self, size: int | None = -1, /) -> bytes:
+            signal.raise_signal(signal.SIGTERM)
+            return b""
+
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(Interrupting()))
+    assert main(command(tmp_path, "-", tmp_path / "out")) == 143
+    assert capsys.readouterr().err == "kvferry generate: interrupted\n"
 
 
 def test_what_cannot_even_start_is_one_line_and_leaves_the_output_alone(
@@ -165,12 +183,66 @@ def test_what_cannot_even_start_is_one_line_and_leaves_the_output_alone(
     weights = save_weights(tmp_path / "weights")
     source, target = written(tmp_path, *GOOD), tmp_path / "out.jsonl"
     target.write_text("kept")
+    (tmp_path / "empty").mkdir()
     capsys.readouterr()
-    assert main(command(weights, source, target)) == 1
-    assert main(command(weights, tmp_path / "missing", target)) == 1
-    first, second = capsys.readouterr().err.splitlines()
-    assert "has no tokenizer" in first and "missing" in second
+    for arguments, reason in (
+        (command(weights, source, target), f"{weights} has no tokenizer"),
+        (command(weights, tmp_path / "missing", target), f"{tmp_path}/missing: cannot be read: no such file"),
+        (command(weights, tmp_path, target), f"{tmp_path}: cannot be read: it is a folder"),
+        (command(weights, source, tmp_path / "no" / "x"), f"{tmp_path}/no/x: cannot be written: no such folder"),
+        (command(weights, source, tmp_path), f"{tmp_path}: cannot be written: it is a folder"),
+        (command(Path("HuggingFaceTB/SmolLM2"), source, target), "HuggingFaceTB/SmolLM2: no such folder"),
+        (command(tmp_path / "empty", source, target), f"{tmp_path}/empty lacks config.json"),
+    ):
+        assert main(arguments) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.startswith(f"kvferry generate: {reason}")
     assert target.read_text() == "kept"
+
+
+def test_an_error_of_transformers_is_one_line_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    weights = save_weights(tmp_path / "weights")
+    capsys.readouterr()
+    for config in ("{", "{}", '{"model_type": "unheard_of"}', '{"model_type": "llama", "hidden_size": "x"}'):
+        (weights / "config.json").write_text(config)
+        assert main(command(weights, written(tmp_path, *GOOD), "-")) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert f"{weights}/config.json cannot be used: " in line
+
+
+def test_results_that_cannot_be_written_end_the_run(
+    tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    capsys.readouterr()
+    assert main(command(tiny_model, written(tmp_path, *GOOD), "/dev/full", "--quiet")) == 1
+    assert capsys.readouterr().err == "kvferry generate: /dev/full: cannot be written: no space left on device\n"
+
+
+def test_generation_ends_with_the_models_context(
+    tiny_model: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """However much is asked for; a prompt that is longer than it is refused, by us alone."""
+    context = AutoConfig.from_pretrained(tiny_model).max_position_embeddings
+    nearly = {"prompt_token_ids": [40] * (context - 5), "max_new_tokens": 1000000, "ignore_eos": True}
+    source, target = written(tmp_path, nearly, {"prompt": "x" * 2 * context}), tmp_path / "out.jsonl"
+    capfd.readouterr()
+    assert main(command(tiny_model, source, target, "--quiet", "--num-blocks", "200")) == 1
+    ended, refused = records(target.read_bytes())
+    assert (len(ended["token_ids"]), ended["finish_reason"]) == (5, "length")
+    assert f"can never fit, the most is {context}" in refused["error"]
+    assert capfd.readouterr().err == ""
+
+
+def test_an_id_comes_back_as_it_was_and_is_taken_once(tiny_model: Path, tmp_path: Path) -> None:
+    lines = [{"id": 5, "prompt": "a"}, {"id": "x__child#1", "prompt": "b"}, {"id": "x", "prompt": "c", "n": 2}]
+    source, target = written(tmp_path, *lines, {"id": "x", "prompt": "d"}), tmp_path / "out.jsonl"
+    source.write_bytes(codecs.BOM_UTF8 + source.read_bytes())
+    assert main(command(tiny_model, source, target, "--quiet")) == 1
+    found = records(target.read_bytes())
+    assert [record["id"] for record in found] == [5, "x__child#1", "x", "x"]
+    errors = [record["error"] for record in found]
+    assert errors == [None, None, errors[2], None]
+    assert "the id 'x__child#1', of a further sequence of 'x', belongs to an earlier line" in errors[2]
 
 
 @pytest.mark.parametrize(

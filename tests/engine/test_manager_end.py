@@ -73,6 +73,17 @@ def test_a_soft_stop_finishes_everything_and_accepts_nothing(harness: Harness) -
     harness.assert_at_rest()
 
 
+def test_a_stopped_manager_cannot_be_started_again_and_a_running_one_may_be(harness: Harness) -> None:
+    manager = ContinuousBatchingManager(harness.engine)
+    manager.start()
+    with manager:
+        manager.submit(asked("A"))
+    for _ in range(2):
+        with pytest.raises(LoopStopped, match="build a new one"):
+            manager.start()
+    assert result(manager, "A").status is FINISHED
+
+
 def test_a_hard_stop_fails_what_runs_what_waits_and_what_never_came(harness: Harness) -> None:
     """Latent problem 4 once more: each keeps the tokens that it had."""
     gate = Gate(harness)
@@ -133,9 +144,10 @@ def test_b08_a_dead_engine_fails_the_living_wakes_the_waiting_and_refuses_the_ne
     with ThreadPoolExecutor() as threads:
         manager.submit(asked("A", streaming=True))
         manager.submit(asked("B"))
-        streamer = threads.submit(lambda: list(manager.stream("A")))
-        getter = threads.submit(manager.get_result, "B")
-        manager.start()
+        with manager.pause():
+            manager.start()
+            streamer = threads.submit(lambda: list(manager.stream("A")))
+            getter = threads.submit(manager.get_result, "B")
         *_, last = streamer.result(DEADLINE_S)
         other = getter.result(DEADLINE_S)
     assert other is not None

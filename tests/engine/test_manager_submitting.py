@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from engine.errors import InvalidRequest, QueueFull
+from engine.errors import InvalidRequest, LoopNotStarted, QueueFull
 from engine.generation_output import GenerationRequest
-from engine.manager import ContinuousBatchingManager
+from engine.manager import ContinuousBatchingManager, StopMode
 from protocol.messages import FinishReason
 from protocol.sampling import SamplingParams
 from tests.engine.managing import DEADLINE_S, FAILED, FINISHED, asked, positions, result
@@ -19,6 +19,21 @@ def test_what_is_submitted_before_the_start_runs_after_it(harness: Harness) -> N
     manager.submit(asked("A"))
     with manager:
         assert result(manager, "A").status is FINISHED
+
+
+def test_waiting_before_the_start_would_be_for_ever(harness: Harness) -> None:
+    manager = ContinuousBatchingManager(harness.engine)
+    manager.submit(asked("A"))
+    for wait in (
+        lambda: manager.generate_batch([[1]], SamplingParams(max_new_tokens=1)),
+        lambda: manager.get_result("A"),
+        lambda: manager.stream("A"),
+        lambda: next(manager.results()),
+    ):
+        with pytest.raises(LoopNotStarted, match=r"use `with manager:`, or call manager\.start\(\)"):
+            wait()
+    manager.stop(StopMode.HARD)
+    assert [output.status for output in manager.results()] == [FAILED]
 
 
 @pytest.mark.parametrize(
@@ -83,5 +98,10 @@ def test_a_bounded_queue_makes_submitters_wait_and_then_refuses() -> None:
 
 def test_several_sequences_are_requests_of_their_own(manager: ContinuousBatchingManager) -> None:
     manager.submit(replace(asked("A", prompt=9, new=3), n=3))
-    outputs = {output.request_id: output.generated_ids for output in manager.results()}
-    assert outputs == dict.fromkeys(["A__child#1", "A__child#2", "A"], (9, 10, 11))
+    outputs = list(manager.results())
+    assert {output.request_id: output.sequence_index for output in outputs} == {
+        "A__child#1": 1,
+        "A__child#2": 2,
+        "A": 0,
+    }
+    assert [output.generated_ids for output in outputs] == [(9, 10, 11)] * 3

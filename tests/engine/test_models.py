@@ -116,7 +116,7 @@ def test_a_refusal_comes_before_the_weights_are_read(tmp_path: Path) -> None:
 
 
 def test_an_incomplete_directory_is_refused_by_what_is_missing(tmp_path: Path) -> None:
-    with pytest.raises(IncompleteModel, match="not a directory"):
+    with pytest.raises(IncompleteModel, match="nowhere: no such folder"):
         load_model(tmp_path / "nowhere")
     with pytest.raises(IncompleteModel, match=r"config\.json, model\.safetensors"):
         load_model(tmp_path)

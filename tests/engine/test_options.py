@@ -2,9 +2,11 @@
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from engine.config import ContinuousBatchingConfig
 from engine.options import EngineOptions, add_engine_options, engine_options_from
 
 
@@ -27,6 +29,18 @@ def test_impossible_values_exit_with_the_reason(wrong: tuple[str, str], capsys: 
     with pytest.raises(SystemExit):
         parse(*wrong)
     assert wrong[0].strip("-").replace("-", "_") in capsys.readouterr().err.replace("-", "_")
+
+
+def test_a_model_may_be_named_by_a_string() -> None:
+    name: Any = "some/dir"
+    assert EngineOptions(name, ContinuousBatchingConfig(), None).model == Path("some/dir")
+
+
+def test_help_speaks_of_nodes_only_where_there_are_some() -> None:
+    for alone in (True, False):
+        parser = argparse.ArgumentParser()
+        add_engine_options(parser, alone)
+        assert ("node" in parser.format_help(), "checksum" in parser.format_help()) == (not alone, not alone)
 
 
 def test_the_caches_settings_arrive_too() -> None:

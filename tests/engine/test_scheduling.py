@@ -107,6 +107,16 @@ def test_overtaking_is_bounded() -> None:
     h.assert_at_rest()
 
 
+def test_without_overtaking_a_request_that_does_not_fit_holds_the_queue_at_once() -> None:
+    h = Harness(num_blocks=8, max_overtakes=0)
+    h.add("long", 15, 3)
+    h.step()
+    h.add("big", 20, 1)
+    h.add("small", 3, 1)
+    assert h.run() == "long1@15 / long1@16 / big20@0 small3@0"
+    h.assert_at_rest()
+
+
 def test_requests_are_served_in_order_of_arrival() -> None:
     h = Harness(tokens=4)
     for name in "CAB":
