@@ -5,6 +5,7 @@ import select
 import socket
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 from engine.tensor_parallel import Shard
@@ -64,8 +65,10 @@ def wait_until_gone(pid: int) -> None:
         os.close(handle)
 
 
-def open_files() -> int:
-    return len(os.listdir("/proc/self/fd"))
+def open_files() -> Counter[str]:
+    """What this process has open, by name."""
+    links = [Path("/proc/self/fd", name) for name in os.listdir("/proc/self/fd")]
+    return Counter(os.readlink(link) for link in links if link.is_symlink())
 
 
 def children() -> list[int]:
