@@ -31,14 +31,14 @@ def build_node(config: PrefillConfig) -> PrefillNode:
     key = read_cluster_key(member.cluster_key)
     fabric = open_engine(member.provider, member.host)
     engine = build_engine(options, head=False)
-    region = fabric.register(engine.pool.address, engine.pool.bytes)
+    regions = [fabric.register(pool.address, pool.bytes) for pool in engine.pools]
     return PrefillNode(
         member,
         key,
         served_model(options.model),
         engine,
         fabric,
-        [region],
+        regions,
         Gates(member.test_gates),
         port=config.port,
         max_queue=member.max_queue,

@@ -10,7 +10,7 @@ from urllib.request import urlopen
 
 from decode_node.node import DecodeNode
 from engine.build import build_engine
-from engine.config import ContinuousBatchingConfig
+from engine.config import ContinuousBatchingConfig, SchedulerType
 from engine.engine import Engine
 from engine.options import EngineOptions
 from fabric.api import TransferEngine
@@ -36,8 +36,9 @@ class Shape:
     num_blocks: int = 64
     max_batch_tokens: int = 64
     decode_blocks: int | None = None
+    tp: int = 1
 
-    def options(self, model: Path, blocks: int, scheduler: str = "fifo") -> EngineOptions:
+    def options(self, model: Path, blocks: int, scheduler: SchedulerType = "fifo") -> EngineOptions:
         batching = ContinuousBatchingConfig(
             page_size=self.page_size,
             num_blocks=blocks,
@@ -46,7 +47,7 @@ class Shape:
             scheduler_type=scheduler,
             debug_pages=True,
         )
-        return EngineOptions(model=model, batching=batching, threads=1)
+        return EngineOptions(model=model, batching=batching, threads=1, tp=self.tp)
 
 
 class Cluster:
@@ -85,9 +86,9 @@ class Cluster:
         name = f"prefill-{len(self.prefill)}"
         shape, model = shape or self.shape, model or self.model
         engine, fabric = self._build(name, shape.options(model, shape.num_blocks, "prefill_first"), head=False)
-        region = fabric.register(engine.pool.address, engine.pool.bytes)
+        regions = [fabric.register(pool.address, pool.bytes) for pool in engine.pools]
         node = PrefillNode(
-            self._member(name), self._key, served_model(model), engine, fabric, [region], self._gate(name),
+            self._member(name), self._key, served_model(model), engine, fabric, regions, self._gate(name),
             debug_pages=True,
         )  # fmt: skip
         node.start()
@@ -101,9 +102,9 @@ class Cluster:
         engine, fabric = self._build(
             name, shape.options(self.model, shape.decode_blocks or shape.num_blocks), head=True
         )
-        region = fabric.register(engine.pool.address, engine.pool.bytes)
+        regions = [fabric.register(pool.address, pool.bytes) for pool in engine.pools]
         node = DecodeNode(
-            self._member(name), self._key, served_model(self.model), engine, fabric, [region], self._gate(name),
+            self._member(name), self._key, served_model(self.model), engine, fabric, regions, self._gate(name),
             local_prefill=local, debug_pages=True,
         )  # fmt: skip
         node.start()
