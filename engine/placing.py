@@ -77,8 +77,8 @@ def host_pool(config: ContinuousBatchingConfig, pool: CachePool, sharers: int) -
     if not chunks:
         log.warning("cpu_offload_space holds not even one chunk of %d bytes: off", pool.geometry.chunk_bytes)
         return None
-    size = gib(chunks * pool.geometry.chunk_bytes)
-    log.info("cpu_offload_space: %s of host memory (each rank) for the KV of requests that make room", size)
+    size = gib(chunks * pool.geometry.chunk_bytes * pool.ranks)
+    log.info("cpu_offload_space: %s of host memory for the KV of requests that make room", size)
     return CachePool(pool.geometry, chunks, reserved=0, ranks=pool.ranks)
 
 

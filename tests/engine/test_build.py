@@ -1,5 +1,6 @@
 """Putting an engine together: what is refused before anything large is read, and what comes out of the settings."""
 
+import logging
 from pathlib import Path
 
 import pytest
@@ -42,9 +43,13 @@ def test_sizes_that_do_not_fit_say_what_to_lower(tmp_path: Path) -> None:
         build_engine(EngineOptions(folder, config, threads=1), head=True)
 
 
-def test_host_memory_for_offloading_is_there_if_it_is_asked_for(tmp_path: Path) -> None:
+def test_host_memory_for_offloading_is_there_if_it_is_asked_for(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "engine")
     folder = save_weights(tmp_path / "llama")
     config = ContinuousBatchingConfig(page_size=16, num_blocks=8, max_batch_tokens=32, cpu_offload_space=0.001)
     engine = build_engine(EngineOptions(folder, config, threads=1), head=True)
     assert engine.offload is not None and engine.offload.total > 0
+    assert "cpu_offload_space: 1.02 MiB of host memory" in caplog.text
     engine.close()
