@@ -1,5 +1,6 @@
 """Sums over the ranks of one engine."""
 
+import socket
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -23,8 +24,18 @@ class Collective(Protocol):
 
 
 def rendezvous() -> TCPStore:
-    """Where ranks find each other: a server on a port of its own, `store.port`, as long as it is kept."""
-    return TCPStore(LOOPBACK, 0, is_master=True, timeout=timedelta(seconds=RENDEZVOUS_S), wait_for_workers=False)
+    """Where ranks find each other: a server on a port of its own, `store.port`, as long as it is kept. By itself, torch
+    would listen on every interface."""
+    with socket.create_server((LOOPBACK, 0)) as listening:
+        port = listening.getsockname()[1]
+        return TCPStore(
+            LOOPBACK,
+            port,
+            is_master=True,
+            timeout=timedelta(seconds=RENDEZVOUS_S),
+            wait_for_workers=False,
+            master_listen_fd=listening.detach(),
+        )
 
 
 class GlooCollective:
@@ -38,14 +49,14 @@ class GlooCollective:
         self._group: Any = None
         self._present = torch.zeros(1)
 
-    def join(self) -> None:
-        """Waits for all ranks, at most RENDEZVOUS_S. Raises CollectiveBroken."""
+    def join(self, timeout_s: float = RENDEZVOUS_S) -> None:
+        """Waits for all ranks. Raises CollectiveBroken."""
         gloo: Any = ProcessGroupGloo
         options = gloo._Options()
         options._devices = [gloo.create_device(hostname=LOOPBACK)]
         options._timeout = timedelta(seconds=self._timeout_s)
         try:
-            store = TCPStore(LOOPBACK, self._port, is_master=False, timeout=timedelta(seconds=RENDEZVOUS_S))
+            store = TCPStore(LOOPBACK, self._port, is_master=False, timeout=timedelta(seconds=timeout_s))
             self._group = gloo(store, self._shard.rank, self._shard.world, options)
         except RuntimeError as error:
             raise CollectiveBroken(f"rank {self._shard.rank} did not find the others: {error}") from error

@@ -32,7 +32,7 @@ class Linear:
     def give_back(self) -> None:
         """The modules have their weights again, and this is of no more use."""
         weights = self._panels.transpose(1, 2).flatten(0, 1)[: self.outputs]
-        for module, weight in zip(self._modules, weights.split(self._parts), strict=True):
+        for module, weight in zip(self._modules, torch.split(weights, self._parts), strict=True):
             module.weight.data = weight
         self._panels = self._panels.new_empty(0)
 

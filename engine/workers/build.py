@@ -10,6 +10,7 @@ from engine.cache_pool import CachePool, pool_bytes
 from engine.collective import GlooCollective, rendezvous
 from engine.cpu import cpu_runner
 from engine.engine import Engine
+from engine.errors import CollectiveBroken
 from engine.geometry import CacheGeometry
 from engine.models.loading import LoadedModel, check_model, load_model
 from engine.options import EngineOptions
@@ -111,7 +112,10 @@ def _open(
     runner: Runner
     if started.local:
         collective = GlooCollective(started.meeting.port, Shard(0, world), started.silence_s)
-        collective.join()
+        try:
+            collective.join()
+        except CollectiveBroken as error:
+            raise group.why_lost(error) from error
         runner = LocalMainRunner(group, cpu_runner(loaded, pool, progress, collective), collective)
     else:
         runner = RemoteMainRunner(group, progress, bool(config.use_async_batching), started.silence_s)

@@ -17,8 +17,8 @@ T = TypeVar("T")
 
 class Channel(Generic[T]):
     """`received`: a union of tagged records, of which nothing else is taken. One thread may send while another one
-    receives. Raises EOFError once the other side is gone, TimeoutError where it leaves the socket's own limit of time
-    unused, and ValueError for what is no such record."""
+    receives. Raises EOFError once the other side is gone, TimeoutError where it neither takes nor gives anything within
+    the socket's time-out, and ValueError for what is no such record."""
 
     def __init__(self, end: socket.socket, received: Any) -> None:
         self._end = end

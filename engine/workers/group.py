@@ -109,8 +109,9 @@ class WorkerGroup:
         """They end, well if they can in time; nothing of them is left. May be called again."""
         with self._changed:
             self._closing = True
-        with suppress(EOFError, TimeoutError, OSError):
-            tell(self._workers, Stop())
+        for worker in self._workers:
+            with suppress(EOFError, TimeoutError, OSError):
+                tell([worker], Stop())
         for worker in self._workers:
             worker.end(0.0 if self.lost else timeout_s)
         self._wake.close()

@@ -43,7 +43,7 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
 
 
 class Row(msgspec.Struct, frozen=True, array_like=True):
-    """See BatchRow. `wanted`: a token is wanted; from what it is drawn is among the streams, if the receiver draws."""
+    """See BatchRow. `wanted`: a token is wanted; the streams say to those who choose it how."""
 
     start: int
     tokens: Sequence[int]

@@ -12,7 +12,7 @@ import msgspec
 
 from engine.tensor_parallel import Shard
 from engine.workers.channel import Channel
-from engine.workers.messages import Answer
+from engine.workers.messages import OTHERS_GONE, Answer
 
 _STDERR = 2
 """Of the main process: its standard output is for results."""
@@ -57,6 +57,8 @@ class WorkerProcess:
         status = self.exit_status
         if status is None:
             return "has closed its socket"
+        if status == OTHERS_GONE:
+            return "gave up waiting for another rank"
         return f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
 
 

@@ -1,13 +1,16 @@
-"""Workers that load nothing: processes that do what a script says."""
+"""Workers that load nothing, being processes that do what a script says; and what becomes of processes."""
 
 import os
 import select
 import socket
 import subprocess
 import sys
+import threading
 from collections import Counter
 from pathlib import Path
 
+from engine.engine import Engine
+from engine.errors import DeviceLost
 from engine.tensor_parallel import Shard
 from engine.workers.channel import Channel
 from engine.workers.group import WorkerGroup
@@ -15,7 +18,7 @@ from engine.workers.messages import Answer
 from engine.workers.process import WorkerProcess
 
 DEADLINE_S = 20.0
-_ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[2]
 _BEFORE = """\
 import os, signal, socket, sys
 from engine.workers.channel import Channel
@@ -40,7 +43,7 @@ def fake_worker(rank: int, world: int, script: str, timeout_s: float = DEADLINE_
     ours.settimeout(timeout_s)
     with theirs:
         process = subprocess.Popen(
-            [sys.executable, "-c", _BEFORE + script, str(theirs.fileno())], pass_fds=[theirs.fileno()], cwd=_ROOT
+            [sys.executable, "-c", _BEFORE + script, str(theirs.fileno())], pass_fds=[theirs.fileno()], cwd=ROOT
         )
     return WorkerProcess(f"rank {rank}", Shard(rank, world), process, Channel(ours, Answer))
 
@@ -77,3 +80,23 @@ def children() -> list[int]:
     for task in Path("/proc/self/task").iterdir():
         found += [int(pid) for pid in (task / "children").read_text().split()]
     return found
+
+
+class Stepped(threading.Thread):
+    """One step, and what it raised."""
+
+    def __init__(self, engine: Engine) -> None:
+        super().__init__(daemon=True)
+        self._engine = engine
+        self.error: BaseException | None = None
+
+    def run(self) -> None:
+        try:
+            self._engine.step()
+        except DeviceLost as error:
+            self.error = error
+
+    def ended(self) -> str:
+        self.join(DEADLINE_S)
+        assert not self.is_alive(), "the step hangs"
+        return str(self.error)

@@ -33,18 +33,13 @@ class Case:
 
 BIASED = {"attention_bias": True, "mlp_bias": True}
 CASES = {
-    "llama on 2": Case("llama", 2),
     "llama on 4": Case("llama", 4),
     "llama with biases on 2": Case("llama", 2, BIASED),
     "llama of 2 KV heads on 4": Case("llama", 4, {"num_key_value_heads": 2, **BIASED}),
-    "llama of 1 KV head on 2": Case("llama", 2, {"num_key_value_heads": 1}),
     "qwen2 on 2": Case("qwen2", 2),
-    "qwen3 on 2": Case("qwen3", 2),
     "qwen3 of 2 KV heads on 4": Case("qwen3", 4, {"num_key_value_heads": 2}),
     "mistral that slides on 2": Case("mistral", 2, {"sliding_window": WINDOW}),
-    "gemma2 on 2": Case("gemma2", 2),
     "gemma3 on 4": Case("gemma3_text", 4),
-    "qwen3 moe on 2": Case("qwen3_moe", 2),
     "qwen3 moe with a dense layer on 4": Case("qwen3_moe", 4, {"mlp_only_layers": [1]}),
 }
 
@@ -168,7 +163,7 @@ def test_families_that_nobody_says_how_to_divide_are_refused(tiny_kind: Callable
 
 
 def test_plans_with_unknown_words_are_refused() -> None:
-    config = Gemma2Config()
+    config: Any = Gemma2Config()
     config.base_model_tp_plan = {**config.base_model_tp_plan, "embed_tokens": "vocab_rowwise"}
     with pytest.raises(UnsupportedModel, match="asks for vocab_rowwise"):
         check_plan(config)

@@ -98,6 +98,11 @@ def test_who_ended_because_of_another_is_not_blamed() -> None:
     assert loss(group) == f"rank 1 (process {group.pids[1]}) was killed by SIGKILL"
 
 
+def test_where_nobody_has_died_the_one_that_gave_up_says_so() -> None:
+    group = group_of(OBEY, "os._exit(OTHERS_GONE)", LISTEN)
+    assert loss(group) == f"rank 1 (process {group.pids[1]}) gave up waiting for another rank"
+
+
 def test_a_worker_that_hangs_up_is_out_of_step() -> None:
     group = group_of("channel.close()\nsignal.pause()")
     assert loss(group) == f"rank 0 (process {group.pids[0]}) has closed its socket"

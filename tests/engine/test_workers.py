@@ -18,20 +18,23 @@ from engine.errors import DeviceLost, UnsupportedModel
 from engine.loop import EngineLoop
 from engine.options import EngineOptions
 from engine.request import Request
+from engine.sizing import GIB
 from engine.tensor_parallel import Shard
 from engine.workers.build import build_parallel
 from protocol.sampling import SamplingParams
 from tests.engine.driving import Gathered, assert_at_rest, greedy_request, model_engine, run
-from tests.engine.fake_workers import DEADLINE_S, children, open_files, wait_until_gone
+from tests.engine.fake_workers import DEADLINE_S, Stepped, children, open_files, wait_until_gone
 from tests.engine.tiny_models import greedy, prompt_of
 
+BLOCK_BYTES = 3 * 4 * 2 * 4 * 8 * 4
+"""Layers, heads, K and V, tokens, elements of a head, bytes of one."""
 LIVELY = ContinuousBatchingConfig(
     page_size=4,
     num_blocks=32,
     max_batch_tokens=24,
     max_requests_per_batch=8,
     safety_margin=0.0,
-    cpu_offload_space=30 * 4 * 768 / (1 << 30),
+    cpu_offload_space=30 * BLOCK_BYTES / GIB,
     debug_pages=True,
 )
 """Room for three of the requests below, and in host memory for two: offloads, soft resets, chunks and prefix hits."""
@@ -63,12 +66,12 @@ def engine(request: pytest.FixtureRequest, engines: list[Engine]) -> Engine:
     return engines[0 if request.param == "local" else 1]
 
 
-def lively_requests() -> dict[str, Request]:
+def lively_requests(seed: int = 1) -> list[Request]:
     """Prompts of which some begin alike; some are drawn, some penalised."""
-    shared = prompt_of(17, seed=1)
-    requests = {}
+    shared = prompt_of(17, seed)
+    requests = []
     for number in range(10):
-        prompt = (shared if number % 2 else []) + prompt_of(5 + 2 * number, seed=2 + number)
+        prompt = (shared if number % 2 else []) + prompt_of(5 + 2 * number, seed=seed + 1 + number)
         sampling = SamplingParams(
             max_new_tokens=18,
             temperature=0.8 if number % 3 == 1 else 0.0,
@@ -76,7 +79,7 @@ def lively_requests() -> dict[str, Request]:
             repetition_penalty=1.3 if number % 4 == 3 else 1.0,
             logprobs=number % 3 == 1,
         )
-        requests[f"r{number}"] = Request(f"r{number}", prompt, sampling)
+        requests.append(Request(f"r{number}", prompt, sampling))
     return requests
 
 
@@ -84,7 +87,7 @@ def test_a_whole_life_gives_the_tokens_of_one_device(engine: Engine, tiny_llama:
     alone = model_engine(tiny_llama, page_size=4, num_blocks=400, max_batch_tokens=400)
     gathered, expected = Gathered(), Gathered()
     for one, results in ((engine, gathered), (alone, expected)):
-        for request in lively_requests().values():
+        for request in lively_requests():
             one.add(request)
         run(one, results)
     assert gathered.tokens == expected.tokens
@@ -157,26 +160,6 @@ def test_asynchronous_batching_needs_one_device(tiny_llama: Path) -> None:
     config = ContinuousBatchingConfig(use_async_batching=True)
     with pytest.raises(ValueError, match="leave out --tp"):
         build_parallel(EngineOptions(tiny_llama, config, threads=1, tp=2), head=True)
-
-
-class Stepped(threading.Thread):
-    """One step, and what it raised."""
-
-    def __init__(self, engine: Engine) -> None:
-        super().__init__(daemon=True)
-        self._engine = engine
-        self.error: BaseException | None = None
-
-    def run(self) -> None:
-        try:
-            self._engine.step()
-        except DeviceLost as error:
-            self.error = error
-
-    def ended(self) -> str:
-        self.join(DEADLINE_S)
-        assert not self.is_alive(), "the step hangs"
-        return str(self.error)
 
 
 def test_the_engine_ends_with_a_worker_in_a_forward_and_in_idleness(engines: list[Engine]) -> None:
