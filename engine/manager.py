@@ -207,7 +207,10 @@ class ContinuousBatchingManager:
         order = range(len(prompts))
         if self._engine.prefix is None:
             return order
-        return sorted(order, key=lambda index: list(prompts[index]), reverse=True)
+        try:
+            return sorted(order, key=lambda index: list(prompts[index]), reverse=True)
+        except TypeError:
+            return order  # one of them is no list of tokens, and is refused by itself
 
     def _submit(self, request: Request, wanted: GenerationRequest, sink: OutputSink, timeout_s: float | None) -> None:
         """All in one, so that whatever ends the loop comes before it or after it."""

@@ -6,13 +6,14 @@ from collections.abc import Iterator
 
 from engine.errors import UnknownRequest
 from engine.generation_output import GenerationOutput
+from engine.snapshot import Snapshot
 
 
 class _Queue:
     """`changed` shares the lock of all queues."""
 
     def __init__(self, lock: threading.Lock) -> None:
-        self.outputs: deque[GenerationOutput] = deque()
+        self.outputs: deque[Snapshot] = deque()
         self.changed = threading.Condition(lock)
 
 
@@ -44,13 +45,13 @@ class OutputQueues:
             if request_id in self._queues:
                 self._remove(request_id)
 
-    def put(self, output: GenerationOutput) -> None:
+    def put(self, snapshot: Snapshot) -> None:
         """Dropped if its queue is not open."""
         with self._lock:
-            queue = self._queues.get(output.request_id)
+            queue = self._queues.get(snapshot.request_id)
             if queue is not None:
-                queue.outputs.append(output)
-                self._filled[output.request_id] = None
+                queue.outputs.append(snapshot)
+                self._filled[snapshot.request_id] = None
                 queue.changed.notify_all()
                 self._changed.notify_all()
 
@@ -94,13 +95,13 @@ class OutputQueues:
 
     def _pop(self, request_id: str) -> GenerationOutput:
         queue = self._queues[request_id]
-        output = queue.outputs.popleft()
+        snapshot = queue.outputs.popleft()
         del self._filled[request_id]
         if queue.outputs:
             self._filled[request_id] = None
-        if output.is_terminal:
+        if snapshot.is_terminal:
             self._remove(request_id)
-        return output
+        return snapshot.output()
 
     def _remove(self, request_id: str) -> None:
         queue = self._queues.pop(request_id)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Protocol, Self
 
 from engine.generation_output import GenerationOutput
+from engine.snapshot import Snapshot
 
 log = logging.getLogger(__name__)
 
@@ -16,7 +17,7 @@ class OutputSink(Protocol):
     def open(self, request_id: str) -> bool:
         """Outputs of that request will come; False if it cannot be told from another."""
 
-    def put(self, output: GenerationOutput) -> None: ...
+    def put(self, snapshot: Snapshot) -> None: ...
 
     def close(self, request_id: str) -> None:
         """No output of it will come after all."""
@@ -37,10 +38,10 @@ class EventLoopSink:
     def open(self, request_id: str) -> bool:
         return True
 
-    def put(self, output: GenerationOutput) -> None:
+    def put(self, snapshot: Snapshot) -> None:
         try:
-            self._event_loop.call_soon_threadsafe(self._callback, output)
+            self._event_loop.call_soon_threadsafe(lambda: self._callback(snapshot.output()))
         except RuntimeError:
-            log.warning("nobody hears of request %s any more: its asyncio loop is closed", output.request_id)
+            log.warning("nobody hears of request %s any more: its asyncio loop is closed", snapshot.request_id)
 
     def close(self, request_id: str) -> None: ...

@@ -5,7 +5,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -156,3 +156,11 @@ def test_an_interrupted_batch_cancels_what_it_submitted() -> None:
         assert len(manager.generate_batch([[1]], limit(1))) == 1
     assert harness.engine.counters.tokens < 18000
     harness.assert_at_rest()
+
+
+def test_a_prompt_that_is_no_list_of_tokens_costs_the_others_nothing() -> None:
+    harness, wrong = Harness(emit=positions, sharing=True), cast(list[int], ["a"])
+    with ContinuousBatchingManager(harness.engine) as manager:
+        outputs = list(manager.generate_batch([[1, 2], wrong, [3]], limit(1)).values())
+    assert [output.status for output in outputs] == [FINISHED, FAILED, FINISHED]
+    assert "'a'" in (outputs[1].error or "")

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import threading
+import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from engine.errors import UnknownRequest
 from engine.generation_output import GenerationOutput
 from engine.manager import ContinuousBatchingManager
-from tests.engine.managing import DEADLINE_S, FINISHED, asked, result
+from tests.engine.managing import DEADLINE_S, FINISHED, asked, positions, result
 from tests.engine.traces import Harness
 
 
@@ -108,3 +109,17 @@ def test_a_closed_asyncio_loop_harms_nobody(
     manager.submit(asked("B"))
     assert result(manager, "B").status is FINISHED
     assert "asyncio loop is closed" in caplog.text
+
+
+def test_a_stream_that_nobody_reads_costs_no_more_for_being_long() -> None:
+    """Each output holds all tokens so far, but only once it is taken."""
+    harness = Harness(emit=positions, num_blocks=1000)
+    with ContinuousBatchingManager(harness.engine) as manager:
+        tracemalloc.start()
+        manager.submit(asked("A", new=2000, streaming=True))
+        manager.stop()
+        _, most = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        outputs = list(manager.stream("A"))
+    assert [len(output.generated_ids) for output in outputs] == list(range(1, 2001))
+    assert most < 2000 * 2000 * 8 / 4, "a quarter of what the tokens of all outputs would take as they are"

@@ -156,9 +156,11 @@ def test_a_third_forward_may_not_be_launched_while_two_are_under_way(bench: Benc
     assert [forward.result(DEADLINE_S).tokens for forward in pending] == [[], []]
 
 
+def test_one_that_never_ran_closes(bench: Bench) -> None:
+    ThreadedRunner(ModelRunner(bench.model, bench.backend)).close()
+
+
 def test_closing_waits_for_what_is_under_way(bench: Bench) -> None:
-    runner = ThreadedRunner(ModelRunner(bench.model, bench.backend))
-    runner.close()
     runner = ThreadedRunner(ModelRunner(bench.model, bench.backend))
     pending = runner.launch(batch(bench.sequence("a", prompt_of(6)).row()))
     runner.close()
