@@ -37,8 +37,7 @@ class Prepared:
 
 def run_command(program: str, argv: Sequence[str], interruption: Interruption) -> int:
     """The exit code: 0; 1 if some lines failed; 2 if nothing could be run, with the reason on standard error, and for
-    usage errors, as argparse does; 130 or 143 if a signal came once lines were running. Before that it raises
-    KeyboardInterrupt."""
+    usage errors, as argparse does; 130 or 143 if a signal came while lines were running."""
     options = parse_options(program, argv)
     try:
         prepared = prepare(options)

@@ -8,13 +8,13 @@ import msgspec
 
 from engine.errors import InvalidRequest
 from engine.generation_output import GenerationOutput, GenerationRequest
+from engine.limits import MAX_SEQUENCES
 from engine.model_tokenizer import ModelTokenizer
 from protocol.messages import FinishReason
 from protocol.sampling import Bias, SamplingParams, TokenId
 
 TextId = Annotated[str, msgspec.Meta(min_length=1, max_length=512)]
 LineId = TextId | int
-MAX_SEQUENCES = 1024
 OTHER_NAMES = {
     "max_tokens": "did you mean max_new_tokens?",
     "max_completion_tokens": "did you mean max_new_tokens?",

@@ -1,7 +1,8 @@
 """Ctrl-C and SIGTERM, which mean the same here."""
 
+import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
@@ -9,10 +10,15 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Interruption:
-    """While it is watched for, a signal raises KeyboardInterrupt on the main thread; while it is `postponed`, the first
-    one only asks to stop."""
+    """While it is watched for, a signal ends the process at once, with `message` on standard error: an exception might
+    abort it instead, inside an import of compiled code. While it is `postponed`, the first signal only asks to stop.
 
-    def __init__(self) -> None:
+    `end`: given the exit code; for tests, for it must not return.
+    """
+
+    def __init__(self, message: str, end: Callable[[int], object] = os._exit) -> None:
+        self._message = message
+        self._end = end
         self._signal: int | None = None
         self._postponed = False
 
@@ -49,4 +55,5 @@ class Interruption:
         if first:
             self._signal = number
         if not (first and self._postponed):
-            raise KeyboardInterrupt
+            os.write(2, f"{self._message}\n".encode())
+            self._end(self.exit_code)

@@ -40,9 +40,10 @@ class Limits:
             wrong = next(token for token in request.prompt if not self._are_tokens([token]))
             raise InvalidRequest(f"request {request.id!r}: {wrong!r} is no token id of 0..{self.vocab_size - 1}")
         if len(request.prompt) > self.max_context:
+            limit = "the cache holds" if self.cache_tokens < self.max_positions else "the model's context holds"
             raise CapacityExceeded(
-                f"request {request.id!r}: a prompt of {len(request.prompt)} tokens can never fit, the most is"
-                f" {self.max_context}"
+                f"request {request.id!r}: a prompt of {len(request.prompt)} tokens can never fit:"
+                f" {limit} {self.max_context}"
             )
 
     def _are_tokens(self, prompt: list[int]) -> bool:

@@ -1,5 +1,6 @@
 """One line of an offline batch: what it may say, and how it is refused."""
 
+import logging
 from typing import Any
 
 import msgspec
@@ -52,6 +53,22 @@ def test_biases_may_come_in_openais_form() -> None:
     biased = read(b'{"prompt": "hi", "logit_bias": {"7": -100, "9": 2.5}}').wanted.sampling.logit_bias
     assert biased == ((7, -100.0), (9, 2.5))
     assert read(b'{"prompt": "hi", "logit_bias": [[7, -100], [9, 2.5]]}').wanted.sampling.logit_bias == biased
+
+
+def test_a_text_longer_than_the_models_context_is_the_engines_to_refuse(caplog: pytest.LogCaptureFixture) -> None:
+    """transformers would warn of it, once per tokenizer."""
+    tokenizer: Any = byte_tokenizer()
+    tokenizer.model_max_length = 4
+    logger = logging.getLogger("transformers.tokenization_utils_base")
+    logger.addHandler(caplog.handler)
+    try:
+        ModelTokenizer(tokenizer).encode("longer")
+        ModelTokenizer(tokenizer).encode_chat([{"role": "user", "content": "longer"}])
+        assert not caplog.records
+        tokenizer("longer")
+        assert caplog.records
+    finally:
+        logger.removeHandler(caplog.handler)
 
 
 def test_messages_go_through_the_chat_template() -> None:
