@@ -4,7 +4,7 @@ import random
 from time import monotonic_ns
 
 from engine.cache_pool import CachePool
-from engine.config import ContinuousBatchingConfig
+from engine.config import ContinuousBatchingConfig, SchedulerType
 from engine.engine import Engine, EngineParts
 from engine.forward_batch import ForwardBatch
 from engine.geometry import full_geometry
@@ -42,7 +42,7 @@ class NullDevice:
 
 
 def null_engine(
-    batch: int, scheduler: str, new_tokens: int, page_size: int = PAGE_SIZE, max_batch_tokens: int = 2048
+    batch: int, scheduler: SchedulerType, new_tokens: int, page_size: int = PAGE_SIZE, max_batch_tokens: int = 2048
 ) -> Engine:
     """Room for `batch` requests of CONTEXT and `new_tokens` tokens, with half as much again; all features are on."""
     num_blocks = batch * (CONTEXT + PAGE_SIZE + new_tokens) * 3 // 2 // page_size

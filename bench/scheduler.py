@@ -24,10 +24,11 @@ from time import thread_time_ns
 from typing import Protocol
 
 from bench.null_device import CONTEXT, PAGE_SIZE, null_engine, prompt, sampling
+from engine.config import SchedulerType
 from engine.request import Request
 
 BATCHES = (8, 64, 256)
-SCHEDULERS = ("fifo", "prefill_first")
+SCHEDULERS: tuple[SchedulerType, ...] = ("fifo", "prefill_first")
 PEER = "transformers"
 ADMITTED = 4096
 ADMISSION_PAGES = (16, 64, 256)
@@ -64,7 +65,7 @@ class AdmissionRow:
 
 
 class KvferrySteps:
-    def __init__(self, batch: int, scheduler: str, new_tokens: int) -> None:
+    def __init__(self, batch: int, scheduler: SchedulerType, new_tokens: int) -> None:
         self._engine = null_engine(batch, scheduler, new_tokens)
         for index in range(batch):
             self._engine.add(Request(f"r{index}", prompt(CONTEXT + index % PAGE_SIZE, index), sampling(new_tokens)))
