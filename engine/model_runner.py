@@ -33,7 +33,7 @@ class ModelRunner:
     The two halves of `launch` may be called by different threads, one each: `prepare` reads the batch, `forward` runs
     the model. Forwards run in the order of their batches: one may carry tokens of the one before. `end_tokens`: the
     model's own, which min_tokens forbids. `padding`: run the shapes that captured forwards would have; on a CPU that
-    only shows that padding changes nothing. `chooses` False: another rank chooses the tokens, and this one reports none.
+    only shows that padding changes nothing. `chooses` False: another rank chooses the tokens; this one reports none.
     """
 
     def __init__(
