@@ -7,7 +7,7 @@ import zmq
 
 from decode_node.config import DecodeConfig, parse_config
 from decode_node.node import DecodeNode
-from engine.build import build_engine
+from engine.build import build_engines
 from engine.errors import EngineError
 from fabric.errors import FabricError
 from fabric.libfabric import open_engine
@@ -30,13 +30,13 @@ def build_node(config: DecodeConfig) -> DecodeNode:
     member, options = config.membership, config.engine
     key = read_cluster_key(member.cluster_key)
     fabric = open_engine(member.provider, member.host)
-    engine = build_engine(options, head=True)
-    regions = [fabric.register(pool.address, pool.bytes) for pool in engine.pools]
+    engines = build_engines(options, head=True, count=config.dp)
+    regions = [[fabric.register(pool.address, pool.bytes) for pool in engine.pools] for engine in engines]
     return DecodeNode(
         member,
         key,
         served_model(options.model),
-        engine,
+        engines,
         fabric,
         regions,
         Gates(member.test_gates),

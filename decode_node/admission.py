@@ -73,6 +73,7 @@ class Admission:
         provider: str,
         local_prefill: bool,
         max_queue: int,
+        target: int = 0,
     ) -> None:
         self._engine = engine
         self._source = source
@@ -83,6 +84,7 @@ class Admission:
         self._provider = provider
         self._local_prefill = local_prefill
         self._max_queue = max_queue
+        self._target = target
         self._jobs: dict[str, Job] = {}
         self._queue: deque[Job] = deque()
         self._at_join_gate: list[str] = []
@@ -122,6 +124,15 @@ class Admission:
         """The router is gone: nobody waits for any of it."""
         for job in list(self._jobs.values()):
             self._stop(job, FinishReason.CANCELLED, None)
+
+    def start_draining(self) -> None:
+        """Take nothing new."""
+        self.draining = True
+
+    def end_all(self) -> None:
+        """The node is going down."""
+        self.draining = True
+        self.abort_all()
 
     # ---- from the messenger ----
 
@@ -239,6 +250,7 @@ class Admission:
                 tables=[t[cached : layout.pages_for(g, len(tokens))] for g, t in enumerate(reservation.tables)],
                 first_page=cached,
                 deadline_s=remaining,
+                target=self._target,
             )
         )
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engine.options import EngineOptions, add_engine_options, engine_options_from
-from protocol.membership_options import Membership, add_membership_options, membership_from
+from protocol.membership_options import Membership, add_membership_options, engine_count, membership_from
 
 DESCRIPTION = """\
 Run a decode node: it receives requests from the router, has their prompts prefilled by a prefill node, and generates
@@ -14,10 +14,11 @@ the tokens. With --local-prefill it computes prompts itself and needs no prefill
 
 @dataclass(frozen=True, slots=True)
 class DecodeConfig:
-    """`local_prefill`: compute prompts here, ask no prefill node."""
+    """`dp`: engines, each for requests of its own. `local_prefill`: compute prompts here, ask no prefill node."""
 
     membership: Membership
     engine: EngineOptions
+    dp: int
     local_prefill: bool
 
 
@@ -27,10 +28,12 @@ def parse_config(argv: Sequence[str]) -> DecodeConfig:
     add_membership_options(parser, default_name="decode")
     add_engine_options(parser)
     group = parser.add_argument_group("decoding")
+    group.add_argument("--dp", type=engine_count, default=1, help="engines of this node (default: %(default)s)")
     group.add_argument("--local-prefill", action="store_true", help="compute prompts on this node, ask no prefill node")
     arguments = parser.parse_args(argv)
     return DecodeConfig(
         membership=membership_from(arguments),
         engine=engine_options_from(parser, arguments),
+        dp=arguments.dp,
         local_prefill=arguments.local_prefill,
     )

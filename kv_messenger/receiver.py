@@ -9,7 +9,6 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from fabric.api import Arrived, EndpointFailed, Event, OverCounted, TransferEngine
 from fabric.errors import FabricError
@@ -30,7 +29,7 @@ from kv_messenger.receiver_transfer import (
     Revise,
 )
 from kv_messenger.sharding import refuse_pair
-from kv_messenger.targets import Target
+from kv_messenger.targets import Target, TargetOwner
 from protocol.logs import event as log_event
 from protocol.messages import (
     AbortTransfer,
@@ -39,7 +38,6 @@ from protocol.messages import (
     HelloRefused,
     PrefillRefused,
     PrefillRequest,
-    PrefillTimes,
     Stopped,
     TransferFinished,
     Welcome,
@@ -47,19 +45,6 @@ from protocol.messages import (
 from protocol.ticket import TransferKey, TransferTicket
 
 log = logging.getLogger(__name__)
-
-
-class ReceiverOwner(Protocol):
-    """The decode node. Called on the pump's thread; must return at once. Each key gets exactly one of `kv_arrived` and
-    `kv_failed` (none if it was cancelled), and exactly one `pages_safe`, in any order."""
-
-    def kv_arrived(self, arrival: Arrival) -> None: ...
-
-    def kv_failed(self, key: TransferKey, failure: Failure) -> None: ...
-
-    def pages_safe(self, key: TransferKey) -> None: ...
-
-    def prefill_timed(self, key: TransferKey, times: PrefillTimes) -> None: ...
 
 
 @dataclass
@@ -70,7 +55,6 @@ class Receiver:
     me: Introduction
     fabric: TransferEngine
     targets: Sequence[Target]
-    owner: ReceiverOwner
     send: SendToPeer
     hang_up: Callable[[str], None]
     debug: bool = False
@@ -101,7 +85,7 @@ class Receiver:
     # ---- from the node ----
 
     def fetch(self, fetch: Fetch) -> None:
-        """Open an attempt. Its outcome comes through the owner's methods, also when it fails at once."""
+        """Open an attempt. Its outcome comes through the target's owner, also when it fails at once."""
         immediate = self._slots.take()
         if immediate is None:
             self._refuse(fetch, Failure(FailureCode.OVERLOADED, "all transfer slots are in use"))
@@ -172,7 +156,8 @@ class Receiver:
             self._fencing.renew_if_stale(attempt, refused.failure)
 
     def on_finished(self, finished: TransferFinished) -> None:
-        self.owner.prefill_timed(finished.key, finished.times)
+        for target in self.targets:  # its attempt may be over by now, and forgotten
+            target.owner.prefill_timed(finished.key, finished.times)
         attempt = self._attempts.asked_of(finished.instance, finished.key)
         if attempt is not None:
             actions = attempt.transfer.on_finished(time.monotonic(), finished.posted, finished.checksums)
@@ -206,11 +191,15 @@ class Receiver:
 
     # ---- inside ----
 
+    def _owner(self, attempt: Attempt) -> TargetOwner:
+        return self.targets[attempt.fetch.target].owner
+
     def _refuse(self, fetch: Fetch, failure: Failure) -> None:
         """Before anything was armed or sent."""
         self.counters.failed += 1
-        self.owner.kv_failed(fetch.key, failure)
-        self.owner.pages_safe(fetch.key)
+        owner = self.targets[fetch.target].owner
+        owner.kv_failed(fetch.key, failure)
+        owner.pages_safe(fetch.key)
 
     def _ask(self, peer: Peer, attempt: Attempt) -> None:
         """Expect the writes, then send the ticket for them."""
@@ -289,7 +278,7 @@ class Receiver:
         log_event(
             log, "transfer failed", logging.WARNING, request=key.request, attempt=key.attempt, reason=failure.message
         )
-        self.owner.kv_failed(key, failure)
+        self._owner(attempt).kv_failed(key, failure)
 
     def _arrived(self, attempt: Attempt) -> None:
         key, writes, moved = attempt.fetch.key, attempt.transfer.expected, attempt.bytes
@@ -297,7 +286,7 @@ class Receiver:
         self.counters.writes += writes
         self.counters.bytes += moved
         log_event(log, "kv arrived", request=key.request, attempt=key.attempt, writes=writes, bytes=moved)
-        self.owner.kv_arrived(Arrival(key, writes, moved, attempt.arrived_ns))
+        self._owner(attempt).kv_arrived(Arrival(key, writes, moved, attempt.arrived_ns))
 
     def _compare(self, attempt: Attempt) -> Failure | None:
         """Debug mode: what arrived in each replica set, against its source's checksums."""
@@ -317,4 +306,4 @@ class Receiver:
         if attempt.expectation is not None:
             self.fabric.forget(attempt.expectation)
         self._slots.give_back(attempt.immediate)
-        self.owner.pages_safe(attempt.fetch.key)
+        self._owner(attempt).pages_safe(attempt.fetch.key)

@@ -24,7 +24,7 @@ class Source:
 
     engine: EnginePort
     word_address: int
-    regions: tuple[MemoryRegion, ...]
+    regions: Sequence[MemoryRegion]
 
     @property
     def pools(self) -> list[int]:

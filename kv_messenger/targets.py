@@ -1,16 +1,34 @@
-"""Where a decode node's KV goes: its engines, each with the pools of its ranks."""
+"""Where a decode node's KV goes: its engines, each with the pools of its ranks and somebody who waits for the KV."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from fabric.api import MemoryRegion
-from protocol.ticket import RankRegion
+from kv_messenger.attempts import Arrival
+from protocol.messages import Failure, PrefillTimes
+from protocol.ticket import RankRegion, TransferKey
 
 
-@dataclass(frozen=True, slots=True)
+class TargetOwner(Protocol):
+    """Called on the pump's thread; must return at once. Each key gets exactly one of `kv_arrived` and `kv_failed` (none
+    if it was cancelled), and exactly one `pages_safe`, in any order. `prefill_timed` may come for keys of others."""
+
+    def kv_arrived(self, arrival: Arrival) -> None: ...
+
+    def kv_failed(self, key: TransferKey, failure: Failure) -> None: ...
+
+    def pages_safe(self, key: TransferKey) -> None: ...
+
+    def prefill_timed(self, key: TransferKey, times: PrefillTimes) -> None: ...
+
+
+@dataclass(frozen=True, eq=False)
 class Target:
     """One engine. `regions`: its ranks' registered pools, in the order of ranks."""
 
-    regions: tuple[MemoryRegion, ...]
+    owner: TargetOwner
+    regions: Sequence[MemoryRegion]
 
     @property
     def pools(self) -> list[int]:
@@ -20,7 +38,5 @@ class Target:
     @property
     def remote(self) -> list[RankRegion]:
         """As peers need it."""
-        return [
-            RankRegion(key=region.remote.key, base=region.remote.base, length=region.remote.length)
-            for region in self.regions
-        ]
+        remotes = [region.remote for region in self.regions]
+        return [RankRegion(key=remote.key, base=remote.base, length=remote.length) for remote in remotes]

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import zmq
 
-from engine.build import build_engine
+from engine.build import build_engines
 from engine.errors import EngineError
 from fabric.errors import FabricError
 from fabric.libfabric import open_engine
@@ -30,13 +30,13 @@ def build_node(config: PrefillConfig) -> PrefillNode:
     member, options = config.membership, config.engine
     key = read_cluster_key(member.cluster_key)
     fabric = open_engine(member.provider, member.host)
-    engine = build_engine(options, head=False)
-    regions = [fabric.register(pool.address, pool.bytes) for pool in engine.pools]
+    engines = build_engines(options, head=False, count=config.dp)
+    regions = [[fabric.register(pool.address, pool.bytes) for pool in engine.pools] for engine in engines]
     return PrefillNode(
         member,
         key,
         served_model(options.model),
-        engine,
+        engines,
         fabric,
         regions,
         Gates(member.test_gates),

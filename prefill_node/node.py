@@ -1,6 +1,6 @@
 """The prefill node: builds nothing, composes everything, and starts and stops it in order.
 
-Threads: the engine loop (owns the engine), the KV messenger's pump (owns fabric and sender), the control thread (owns
+Threads: one loop for each engine (owns it), the KV messenger's pump (owns fabric and sender), the control thread (owns
 the sockets), the status pages.
 
     decode node --PrefillRequest--> server --> [pump] sender --tokens--> [engine] scheduler, forward
@@ -11,6 +11,7 @@ the sockets), the status pages.
 import logging
 from collections.abc import Mapping, Sequence
 
+from engine.data_parallel import DataParallelEngines
 from engine.engine import Engine
 from engine.loop import EngineLoop
 from fabric.api import MemoryRegion, TransferEngine
@@ -39,17 +40,17 @@ log = logging.getLogger(__name__)
 
 
 class PrefillNode:
-    """`engine`, `fabric` and `regions` (the engine's pools, registered, by rank) are handed in ready-made and owned
-    from then on. `port`: where decode nodes dial, 0 takes any."""
+    """`engines`, `fabric` and `regions` (each engine's pools, registered, by rank) are handed in ready-made and owned
+    from then on. `port`: where decode nodes dial, 0 takes any. `max_queue`: prompts that may wait, in each engine."""
 
     def __init__(
         self,
         membership: Membership,
         key: ClusterKey,
         model: ServedModel,
-        engine: Engine,
+        engines: Sequence[Engine],
         fabric: TransferEngine,
-        regions: Sequence[MemoryRegion],
+        regions: Sequence[Sequence[MemoryRegion]],
         gates: Gates,
         *,
         port: int = 0,
@@ -58,32 +59,37 @@ class PrefillNode:
     ) -> None:
         self._membership = membership
         self._model = model
-        self._engine = engine
+        self._engines = DataParallelEngines(engines)
         self._fabric = fabric
         self._gates = gates
         self._port = port
         self._control_address = ""
-        self._loop = EngineLoop(engine, on_step=lambda output: self._announcer.on_step(output))
-        self._prefills = PrefillEngine(self._loop, max_queue)
+        self._loops = [EngineLoop(engine, on_step=lambda output: self._announcer.on_step(output)) for engine in engines]
+        self._prefills = [PrefillEngine(loop, max_queue) for loop in self._loops]
         self._control = ControlThread(key, membership.instance, self._on_tick)
         self._peers = DecodePeers(self._control)
         self._sender = Sender(
             instance=membership.instance,
-            compatibility=compatibility_digest(model.digest, engine.layout),
-            layout=engine.layout,
+            compatibility=compatibility_digest(model.digest, self._engines.layout),
+            layout=self._engines.layout,
             fabric=fabric,
-            sources=[Source(self._prefills, engine.progress.address, tuple(regions))],
+            sources=[
+                Source(prefills, engine.progress.address, pools)
+                for prefills, engine, pools in zip(self._prefills, engines, regions, strict=True)
+            ],
             send=self._peers.send,
             gates=gates,
             debug=debug_pages,
         )
         self._pump = Pump(fabric, self._sender)
-        self._prefills.refuse_through(self._pump)
+        for prefills in self._prefills:
+            prefills.refuse_through(self._pump)
         self._announcer = ChunkAnnouncer(self._pump, self._sender)
-        engine.listener = self._announcer
+        for engine in engines:
+            engine.listener = self._announcer
         self._peers.deliver_to(self._pump, self._sender)
         self._router = RouterLink(self._control, self.status, self._on_router_message, on_lost=lambda: None)
-        view = NodeView(self.unhealthy, self._unready, self._gauges, self._counters, engine.ledger)
+        view = NodeView(self.unhealthy, self._unready, self._gauges, self._counters, self._engines.ledger)
         self._pages = StatusServer(membership.host, membership.status_port, node_pages(view))
 
     @property
@@ -98,39 +104,41 @@ class PrefillNode:
         self._gates.start()
         self._pages.start()
         self._pump.start()
-        self._loop.start()
+        for loop in self._loops:
+            loop.start()
         self._control_address = self._peers.bind(f"tcp://{self._membership.host}:{self._port}")
         self._control.start()
         self._control.post(lambda: self._router.dial(self._membership.router))
-        if advice := page_advice(self._engine.layout):
+        if advice := page_advice(self._engines.layout):
             event(log, "pages are small", logging.WARNING, advice=advice)
         event(log, "prefill node started", instance=self._membership.instance, control=self._control_address)
 
     def drain(self, grace_s: float) -> bool:
         """Take nothing new and wait for the transfers that run. False if some were still running at the end."""
-        self._prefills.draining = True
+        self._start_draining()
         self._control.post(self._router.announce)
         return self._sender.wait_idle(grace_s)
 
     def close(self) -> None:
         """In reverse: stop the transfers and tell their decode nodes, then close sockets, engine and fabric. The
         engine waits for the pump before each forward, so it ends first."""
-        self._prefills.draining = True
+        self._start_draining()
         going = Failure(FailureCode.DRAINING, "the prefill node is stopping")
         if self.unhealthy() is None:
             self._pump.call(lambda: self._sender.stop_all(going))
         self._control.close()
         self._sender.wait_idle(STOP_S)
-        self._loop.stop()
+        for loop in self._loops:
+            loop.stop()
         self._pump.close()
         self._pages.close()
         self._gates.close()
-        self._engine.close()
+        self._engines.close()
 
     # ---- what others see ----
 
     def status(self) -> NodeStatus:
-        engine, membership = self._engine, self._membership
+        engines, membership = self._engines, self._membership
         return NodeStatus(
             protocol_version=PROTOCOL_VERSION,
             role=Role.PREFILL,
@@ -143,15 +151,15 @@ class PrefillNode:
             model=self._model.name,
             provider=self._fabric.provider,
             ready=self.unhealthy() is None,
-            draining=self._prefills.draining,
+            draining=any(prefills.draining for prefills in self._prefills),
             local_prefill=False,
-            page_size=engine.layout.page_size,
-            pages_total=engine.pages_total,
-            pages_free=engine.pages_free,
-            pages_quarantined=engine.pages_quarantined,
-            running=engine.running,
-            waiting=engine.waiting,
-            max_context=engine.max_context,
+            page_size=engines.layout.page_size,
+            pages_total=engines.pages_total,
+            pages_free=engines.pages_free,
+            pages_quarantined=engines.pages_quarantined,
+            running=engines.running,
+            waiting=engines.waiting,
+            max_context=engines.max_context,
         )
 
     @property
@@ -164,8 +172,9 @@ class PrefillNode:
 
     def unhealthy(self) -> str | None:
         """Why this process is of no use any more, or None."""
-        if not self._loop.alive:
-            return f"engine thread ended: {self._loop.error}"
+        for loop in self._loops:
+            if not loop.alive:
+                return f"engine thread ended: {loop.error}"
         if not self._pump.alive:
             return "KV messenger thread ended"
         return None if self._control.alive else "control thread ended"
@@ -174,17 +183,17 @@ class PrefillNode:
         return None if self._router.registered else "not registered with a router"
 
     def _gauges(self) -> Mapping[str, float]:
-        cached = {"pages_cached": self._engine.pages_cached}
+        cached = {"pages_cached": self._engines.pages_cached}
         return {**self._held(), **cached, **as_metrics(self._pump.fabric_gauges)}
 
     def _held(self) -> Mapping[str, float]:
-        engine, sender = self._engine, self._sender
+        engines, sender = self._engines, self._sender
         return {
-            "pages_total": engine.pages_total,
-            "pages_free": engine.pages_free,
-            "pages_quarantined": engine.pages_quarantined,
-            "prompts_waiting": engine.waiting,
-            "prompts_running": engine.running,
+            "pages_total": engines.pages_total,
+            "pages_free": engines.pages_free,
+            "pages_quarantined": engines.pages_quarantined,
+            "prompts_waiting": engines.waiting,
+            "prompts_running": engines.running,
             "transfers": sender.transfers,
             "peers": sender.sessions,
         }
@@ -194,10 +203,14 @@ class PrefillNode:
             "transfers": self._sender.counters,
             "control": self._control.counters,
             "peers": self._peers.counters,
-            "engine": self._engine.counters,
-            "prefix": self._engine.prefix_counters,
+            "engine": self._engines.counters,
+            "prefix": self._engines.prefix_counters,
             "fabric": self._pump.fabric_counters,
         }
+
+    def _start_draining(self) -> None:
+        for prefills in self._prefills:
+            prefills.draining = True
 
     def _on_router_message(self, message: DecodeRequest | Abort) -> None:
         event(log, "not a decode node", logging.WARNING, kind=type(message).__name__)

@@ -108,8 +108,7 @@ class Pair:
         self.receiver = Receiver(
             me=Introduction("decode-instance", "decode-0", "digest", target),
             fabric=self.fabrics[1],
-            targets=[Target(tuple(register(self.fabrics[1], side))) for side in self.targets],
-            owner=self.owner,
+            targets=[Target(self.owner, register(self.fabrics[1], side)) for side in self.targets],
             send=lambda _, message: self._to_sender.append(message),
             hang_up=lambda _: None,
             debug=True,

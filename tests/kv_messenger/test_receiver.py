@@ -84,8 +84,7 @@ class World:
         self.receiver = Receiver(
             me=Introduction("decode-instance", "decode-0", "digest", OF),
             fabric=self.fabric,
-            targets=[Target((self.region,))],
-            owner=self.owner,
+            targets=[Target(self.owner, [self.region])],
             send=lambda _, message: self.sent.append(message),
             hang_up=self.hung_up.append,
         )
@@ -365,3 +364,13 @@ def test_two_landings_of_one_instance_may_linger() -> None:
     world.receiver.peer_dead(PEER.instance)
     assert set(world.owner.safe) == {first, second}
     assert world.fabric.gauges().endpoints == 0
+
+
+def test_a_welcome_from_pools_that_do_not_fit_fails_what_waited_for_it() -> None:
+    """The sender judges first, by the same rule; but nothing is asked of one that did not."""
+    world = World()
+    key = world.fetch()
+    world.welcome(msgspec.structs.replace(OF, head_dim=4))
+    assert world.owner.failures[key].code is FailureCode.INCOMPATIBLE and world.owner.safe == [key]
+    assert PrefillRequest not in {type(message) for message in world.sent}
+    assert world.fabric.gauges().endpoints == 0 and world.receiver.slots_free == SLOTS

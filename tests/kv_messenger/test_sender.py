@@ -14,7 +14,6 @@ from kv_messenger.sender_transfer import Chunk
 from kv_messenger.sent import engine_id
 from kv_messenger.sessions import PEER_TIMEOUT_S
 from kv_messenger.sources import Source
-from kv_messenger.targets import Target
 from protocol.gates import Gates
 from protocol.messages import (
     AbortTransfer,
@@ -31,7 +30,7 @@ from protocol.messages import (
     TransferFinished,
     Welcome,
 )
-from protocol.ticket import TransferKey, TransferTicket
+from protocol.ticket import RankRegion, TransferKey, TransferTicket
 from tests.kv_messenger.builders import ScriptedEngine, layout
 
 OF = layout(layers=2, page_size=4)
@@ -76,13 +75,14 @@ class World:
 
     def request(self, name: str = "r", landing: int = 1, deadline_s: float = 60.0) -> TransferKey:
         key = TransferKey(name, 1, DECODE)
+        remote = self.target_region.remote
         ticket = TransferTicket(
             key=key,
             landing=landing,
             first_page=0,
             immediate=1 << 20 | 1,
             blocks=[TARGETS],
-            regions=Target((self.target_region,)).remote,
+            regions=[RankRegion(key=remote.key, base=remote.base, length=remote.length)],
         )
         self.sender.on_prefill_request(
             PrefillRequest(ticket=ticket, public_id="", tokens=[1] * 8, deadline_s=deadline_s)

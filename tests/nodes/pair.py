@@ -9,11 +9,11 @@ from pathlib import Path
 from urllib.request import urlopen
 
 from decode_node.node import DecodeNode
-from engine.build import build_engine
+from engine.build import build_engines
 from engine.config import ContinuousBatchingConfig, SchedulerType
 from engine.engine import Engine
 from engine.options import EngineOptions
-from fabric.api import TransferEngine
+from fabric.api import MemoryRegion, TransferEngine
 from prefill_node.node import PrefillNode
 from protocol.curve import ClusterKey, new_cluster_key
 from protocol.digest import served_model
@@ -37,6 +37,7 @@ class Shape:
     max_batch_tokens: int = 64
     decode_blocks: int | None = None
     tp: int = 1
+    dp: int = 1
 
     def options(self, model: Path, blocks: int, scheduler: SchedulerType = "fifo") -> EngineOptions:
         batching = ContinuousBatchingConfig(
@@ -65,7 +66,7 @@ class Cluster:
         self.prefill: list[PrefillNode] = []
         self.decode: list[DecodeNode] = []
         self.fabrics: dict[str, TransferEngine] = {}
-        self.engines: dict[str, Engine] = {}
+        self.engines: dict[str, list[Engine]] = {}
 
     def __enter__(self) -> "Cluster":
         return self
@@ -85,10 +86,10 @@ class Cluster:
     def add_prefill(self, shape: Shape | None = None, model: Path | None = None) -> PrefillNode:
         name = f"prefill-{len(self.prefill)}"
         shape, model = shape or self.shape, model or self.model
-        engine, fabric = self._build(name, shape.options(model, shape.num_blocks, "prefill_first"), head=False)
-        regions = [fabric.register(pool.address, pool.bytes) for pool in engine.pools]
+        options = shape.options(model, shape.num_blocks, "prefill_first")
+        engines, fabric, regions = self._build(name, options, shape.dp, head=False)
         node = PrefillNode(
-            self._member(name), self._key, served_model(model), engine, fabric, regions, self._gate(name),
+            self._member(name), self._key, served_model(model), engines, fabric, regions, self._gate(name),
             debug_pages=True,
         )  # fmt: skip
         node.start()
@@ -99,12 +100,10 @@ class Cluster:
     def add_decode(self, local: bool = False, shape: Shape | None = None) -> DecodeNode:
         name = f"decode-{len(self.decode)}"
         shape = shape or self.shape
-        engine, fabric = self._build(
-            name, shape.options(self.model, shape.decode_blocks or shape.num_blocks), head=True
-        )
-        regions = [fabric.register(pool.address, pool.bytes) for pool in engine.pools]
+        options = shape.options(self.model, shape.decode_blocks or shape.num_blocks)
+        engines, fabric, regions = self._build(name, options, shape.dp, head=True)
         node = DecodeNode(
-            self._member(name), self._key, served_model(self.model), engine, fabric, regions, self._gate(name),
+            self._member(name), self._key, served_model(self.model), engines, fabric, regions, self._gate(name),
             local_prefill=local, debug_pages=True,
         )  # fmt: skip
         node.start()
@@ -125,10 +124,13 @@ class Cluster:
         """Of every node: what must be back at its starting number once nothing runs."""
         return [node.resources() for node in self.prefill] + [node.resources() for node in self.decode]
 
-    def _build(self, name: str, options: EngineOptions, head: bool) -> tuple[Engine, TransferEngine]:
-        self.engines[name] = build_engine(options, head=head)
-        self.fabrics[name] = self._open_fabric(name)
-        return self.engines[name], self.fabrics[name]
+    def _build(
+        self, name: str, options: EngineOptions, dp: int, head: bool
+    ) -> tuple[list[Engine], TransferEngine, list[list[MemoryRegion]]]:
+        """Engines, a fabric, and the engines' pools registered with it."""
+        engines = self.engines[name] = build_engines(options, head, dp)
+        fabric = self.fabrics[name] = self._open_fabric(name)
+        return engines, fabric, [[fabric.register(p.address, p.bytes) for p in engine.pools] for engine in engines]
 
     def _gate(self, name: str) -> Gates:
         return Gates(str(self._gates / name) if self._gates else None)

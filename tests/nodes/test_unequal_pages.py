@@ -60,8 +60,8 @@ def test_prefixes_are_counted_in_the_pages_of_the_side_that_holds_them(
     longer = [*first, *prompt_of(40, seed + 1)]
     with cluster_of(tiny_model, open_named("net"), source_page, target_page) as cluster:
         ask(cluster, oracle, first)
-        computed = cluster.engines["prefill-0"].counters.prompt_tokens
+        computed = cluster.engines["prefill-0"][0].counters.prompt_tokens
         ledger = ask(cluster, oracle, longer)
         assert ledger.writes == runs(source_page, target_page, 129, held) * LAYERS * HEADS * PARTS
-        computed = cluster.engines["prefill-0"].counters.prompt_tokens - computed
+        computed = cluster.engines["prefill-0"][0].counters.prompt_tokens - computed
         assert computed == 129 - 89 // source_page * source_page

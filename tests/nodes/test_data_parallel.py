@@ -1,0 +1,46 @@
+"""Nodes of several engines: requests spread over them, and KV goes from any to the one that asked for it."""
+
+from pathlib import Path
+
+from protocol.sampling import SamplingParams
+from tests.nodes.conftest import open_named
+from tests.nodes.pair import Cluster, Shape
+from tests.nodes.test_tokens import expect_oracle, prompt_of
+from tests.oracle import Oracle
+
+LAYERS, PAGE = 3, 16
+
+
+def test_two_ranks_prefill_for_two_engines(tiny_model: Path, oracle: Oracle, seed: int) -> None:
+    """TP on the prefill side, two engines with requests of their own on the decode side."""
+    lengths = [20 + 7 * i for i in range(8)]
+    with Cluster(tiny_model, open_named("net"), Shape(max_batch_tokens=40, dp=2)) as cluster:
+        cluster.add_prefill(Shape(max_batch_tokens=40, tp=2))
+        cluster.start(prefill=0)
+        ends = expect_oracle(cluster, oracle, [prompt_of(length, seed) for length in lengths])
+        assert [end.ledger.writes for end in ends] == [-(-(n - 1) // PAGE) * LAYERS * 2 for n in lengths]
+        served = [engine.counters.tokens for engine in cluster.engines["decode-0"]]
+        assert min(served) > 0, "one engine got nothing to do"
+
+
+def test_prompts_spread_over_the_engines_of_a_prefill_node(tiny_model: Path, oracle: Oracle, seed: int) -> None:
+    with Cluster(tiny_model, open_named("reordering", seed), Shape(max_batch_tokens=24)) as cluster:
+        cluster.add_prefill(Shape(max_batch_tokens=24, dp=2))
+        cluster.start(prefill=0)
+        expect_oracle(cluster, oracle, [prompt_of(40 + i, seed) for i in range(6)])
+        computed = [engine.counters.prompt_tokens for engine in cluster.engines["prefill-0"]]
+        assert min(computed) > 0, "one engine got nothing to do"
+
+
+def test_what_is_cancelled_on_any_engine_comes_back_whole(tiny_model: Path, seed: int) -> None:
+    endless = SamplingParams(max_new_tokens=300, ignore_eos=True)
+    with Cluster(tiny_model, open_named("net"), Shape(dp=2)).start() as cluster:
+        asked = [cluster.router.ask(prompt_of(30, seed + i), endless) for i in range(4)]
+        for _, answer in asked:
+            answer.wait_tokens(2)
+        for request, _ in asked:
+            cluster.router.abort(request)
+        for _, answer in asked:
+            answer.result()
+        cluster.wait_pages_returned()
+        cluster.wait_at_rest()
