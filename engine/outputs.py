@@ -50,8 +50,8 @@ class PrefillChunk:
     """Tokens [start, end) of a prefill-only request, announced before their forward.
 
     `tables`: the request's whole block tables, by group. `first_threshold`: the progress word's value once layer 0 of
-    this forward is done; layer l is done at `first_threshold + l`. Tokens before `start` are in KV already: where a prefix
-    was cached, the first chunk does not start at 0, and if all of it was, it is empty.
+    this forward is done; layer l is done at `first_threshold + l`. Tokens before `start` are in KV already: where a
+    prefix was cached, the first chunk does not start at 0, and if all of it was, it is empty.
     """
 
     request_id: str
