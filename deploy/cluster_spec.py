@@ -3,7 +3,7 @@
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 Programs = Mapping[str, Sequence[str]]
@@ -24,6 +24,18 @@ class SpecError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
+class Division:
+    """How a role's nodes use their devices: `dp` engines, the model of each divided among `tp` devices."""
+
+    tp: int = 1
+    dp: int = 1
+
+    @property
+    def devices(self) -> int:
+        return self.tp * self.dp
+
+
+@dataclass(frozen=True, slots=True)
 class ClusterSpec:
     """`port`: the router's, 0 takes any. `provider`: libfabric's name, None for the best there is. `local_prefill`:
     decode nodes compute prompts themselves. The last three are None where the node's own default is wanted."""
@@ -35,6 +47,8 @@ class ClusterSpec:
     port: int = 8000
     provider: str | None = None
     local_prefill: bool = False
+    prefill_division: Division = Division()
+    decode_division: Division = Division()
     page_size: int | None = None
     num_blocks: int | None = None
     max_batch_tokens: int | None = None
@@ -50,6 +64,9 @@ class ClusterSpec:
             raise SpecError("a cluster needs at least one decode node")
         if self.prefill < 1 and not self.local_prefill:
             raise SpecError("without a prefill node the decode nodes need --local-prefill")
+
+    def division(self, role: str) -> Division:
+        return self.prefill_division if role == "prefill" else self.decode_division
 
     @property
     def nodes(self) -> list[tuple[str, str]]:
@@ -72,6 +89,9 @@ def node_command(
     command += ["--drain", str(GRACE_S)]
     if role == "decode" and spec.local_prefill:
         command.append("--local-prefill")
+    for option, count in asdict(spec.division(role)).items():
+        if count > 1:
+            command += [f"--{option}", str(count)]
     settings = {
         "--provider": spec.provider,
         "--page-size": spec.page_size,
@@ -85,9 +105,10 @@ def node_command(
 
 
 def threads(spec: ClusterSpec, role: str) -> int:
-    """Compute threads per node. Prefill is compute-bound and gets all cores; decode nodes share them evenly."""
+    """Compute threads per device. Prefill is compute-bound and gets all cores; decode nodes share them evenly."""
     cores = len(os.sched_getaffinity(0))
-    return max(1, cores // (spec.prefill if role == "prefill" else spec.decode))
+    nodes = spec.prefill if role == "prefill" else spec.decode
+    return max(1, cores // (nodes * spec.division(role).devices))
 
 
 def environment() -> dict[str, str]:

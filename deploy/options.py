@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from deploy.cluster_spec import ClusterSpec
+from deploy.cluster_spec import ClusterSpec, Division
 
 MODEL = Path(".kvferry/models/SmolLM2-135M-Instruct")
 """Where `make setup` puts the demo model."""
@@ -31,9 +31,20 @@ def add_cluster_options(parser: argparse.ArgumentParser, port: int) -> None:
 
 
 def add_node_options(parser: argparse.ArgumentParser) -> None:
-    """Passed to every node as they are."""
+    """Passed on to the nodes, which check them."""
     parser.add_argument("--page-size", type=int, metavar="TOKENS", help="tokens per KV page (default: the node's)")
     parser.add_argument("--num-blocks", type=int, metavar="N", help="KV blocks per node (default: the node's)")
+    for role in ("prefill", "decode"):
+        parser.add_argument(
+            f"--{role}-tp",
+            type=int,
+            default=1,
+            metavar="N",
+            help=f"devices that share each {role} engine's model (default: 1)",
+        )
+        parser.add_argument(
+            f"--{role}-dp", type=int, default=1, metavar="N", help=f"engines in each {role} node (default: 1)"
+        )
     parser.add_argument(
         "--local-prefill",
         action="store_true",
@@ -50,6 +61,8 @@ def cluster_spec_from(arguments: argparse.Namespace) -> ClusterSpec:
         port=arguments.port,
         provider=arguments.provider,
         local_prefill=arguments.local_prefill,
+        prefill_division=Division(arguments.prefill_tp, arguments.prefill_dp),
+        decode_division=Division(arguments.decode_tp, arguments.decode_dp),
         page_size=arguments.page_size,
         num_blocks=arguments.num_blocks,
     )

@@ -5,11 +5,12 @@ import pytest
 from bench.null_device import CONTEXT, PAGE_SIZE, null_engine, prompt, sampling
 from bench.scheduler import ADMITTED, BATCHES, KvferrySteps, admission_rows, decode_rows, table
 from bench.scheduler_peer import TransformersSteps
+from engine.config import SchedulerType
 from engine.request import Request
 
 
 @pytest.mark.parametrize("scheduler", ["fifo", "prefill_first"])
-def test_every_step_decodes_the_whole_batch(scheduler: str) -> None:
+def test_every_step_decodes_the_whole_batch(scheduler: SchedulerType) -> None:
     steps = KvferrySteps(8, scheduler, new_tokens=100)
     assert all(steps.step() > 0 for _ in range(5))
 

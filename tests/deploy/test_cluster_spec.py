@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy.cluster_spec import ClusterSpec, SpecError, environment, node_command, router_command, threads
+from deploy.cluster_spec import ClusterSpec, Division, SpecError, environment, node_command, router_command, threads
 
 
 def test_a_folder_without_a_config_is_refused_with_the_remedy(tmp_path: Path) -> None:
@@ -52,6 +52,14 @@ def test_local_prefill_concerns_decode_nodes_alone(spec: ClusterSpec) -> None:
     local = dataclasses.replace(spec, local_prefill=True)
     assert "--local-prefill" in node_command(local, "decode", "d", "tcp://r", Path("key"))
     assert "--local-prefill" not in node_command(local, "prefill", "p", "tcp://r", Path("key"))
+
+
+def test_each_role_divides_its_devices_in_its_own_way(spec: ClusterSpec) -> None:
+    divided = dataclasses.replace(spec, prefill_division=Division(tp=2), decode_division=Division(tp=4, dp=3))
+    prefill, decode = (node_command(divided, role, "n", "tcp://x", Path("key")) for role in ("prefill", "decode"))
+    assert prefill[prefill.index("--tp") + 1] == "2" and "--dp" not in prefill
+    assert decode[decode.index("--tp") + 1] == "4" and decode[decode.index("--dp") + 1] == "3"
+    assert decode[decode.index("--threads") + 1] == "1"
 
 
 def test_every_node_gets_a_thread_and_idle_ones_do_not_spin(spec: ClusterSpec) -> None:
