@@ -12,6 +12,7 @@ EngineError
 |  `- IncompleteModel       files are missing
 |- UnusableFile             name another file to read or write
 |- NoDevice                 choose a device that this machine and this build of torch have
+|- DeviceRefused            see what the driver said: this device, or its driver, cannot do that
 |- ForwardFailed            fail the requests of that batch
 |- DeviceLost               a device's process has ended or hangs, and the engine with it: restart the node
 |- CollectiveBroken         find out which rank is gone or late: this one cannot go on without it
@@ -69,6 +70,10 @@ class UnusableFile(EngineError):
 
 class NoDevice(EngineError):
     """The device that was asked for is not there."""
+
+
+class DeviceRefused(EngineError):
+    """A call of the device's driver failed, or the device lacks what is needed."""
 
 
 class ForwardFailed(EngineError):
