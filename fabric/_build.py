@@ -11,7 +11,7 @@ from cffi import FFI
 
 ROOT = Path(__file__).resolve().parent.parent
 CORE = Path("fabric/core")
-SOURCES = ("provider", "endpoint", "batch", "immediates", "posting", "progress")
+SOURCES = ("provider", "device_memory", "endpoint", "batch", "immediates", "posting", "progress")
 
 ffi = FFI()
 _header = (ROOT / CORE / "core.h").read_text()
@@ -22,7 +22,7 @@ ffi.set_source(
     sources=[str(CORE / f"{name}.c") for name in SOURCES],
     depends=[str(CORE / "core.h"), str(CORE / "internal.h")],
     include_dirs=[str(CORE)],
-    libraries=["fabric"],
+    libraries=["fabric", "dl"],
     extra_compile_args=["-O2", "-std=gnu11", "-Wall", "-Wextra", "-Wno-unused-parameter"],
 )
 

@@ -172,9 +172,10 @@ class TransferEngine(ABC):
     """True where a landing endpoint may be closed only once the peer's process is proven dead."""
 
     @abstractmethod
-    def register(self, address: int, length: int) -> MemoryRegion:
+    def register(self, address: int, length: int, device: int | None = None) -> MemoryRegion:
         """Name `length` bytes at `address` to the network. The memory must not move or be freed before
-        `deregister`. Raises RegistrationFailed, FabricUsageError for what is no memory."""
+        `deregister`. `device`: the ordinal of the CUDA device whose memory it is; None: the host's. Raises
+        RegistrationFailed, FabricUsageError for what is no memory and where devices' memory cannot be registered."""
 
     @abstractmethod
     def deregister(self, region: MemoryRegion) -> None:

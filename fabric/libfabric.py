@@ -55,31 +55,48 @@ def providers(node: str = "127.0.0.1") -> list[str]:
 
 
 def open_engine(
-    provider: str | None = None, node: str = "127.0.0.1", limits: Limits | None = None
+    provider: str | None = None,
+    node: str = "127.0.0.1",
+    limits: Limits | None = None,
+    device_memory: bool = False,
 ) -> "LibfabricEngine":
-    """The best provider that opens on `node`, or exactly `provider`. Raises FabricUnavailable with the reasons."""
+    """The best provider that opens on `node`, or exactly `provider`. `device_memory`: one that also takes memory of
+    CUDA devices (FI_HMEM). Raises FabricUnavailable with the reasons."""
     reasons = []
     for name in [provider] if provider else PREFERENCE:
-        raw, reason = _open_core(name, node, limits or Limits())
+        raw, reason = _open_core(name, node, limits or Limits(), device_memory)
         if raw is not None:
             return LibfabricEngine(raw, name)
         reasons.append(f"{name}: {reason}")
+    lacking = "provider that takes memory of CUDA devices" if device_memory else "usable provider"
     raise FabricUnavailable(
-        f"libfabric {version()} offers no usable provider on {node} ({'; '.join(reasons)}); "
+        f"libfabric {version()} offers no {lacking} on {node} ({'; '.join(reasons)}); "
         f"usable there: {', '.join(providers(node)) or 'none'}"
     )
 
 
-def _open_core(provider: str, node: str, limits: Limits) -> tuple[Any, str]:
+def _open_core(provider: str, node: str, limits: Limits, device_memory: bool) -> tuple[Any, str]:
     ffi, lib = core()
     name, address = ffi.new("char[]", provider.encode()), ffi.new("char[]", node.encode())
     options = ffi.new("kf_options *")
     options.provider, options.node = name, address
     options.endpoint_cap, options.domain_cap = limits.endpoint_writes, limits.domain_writes
+    options.device_memory = device_memory
     options.connect_timeout_ns = int(limits.connect_seconds * 1e9)
     error = ffi.new("kf_error *")
     raw = lib.kf_open(options, error)
     return (raw, "") if raw != ffi.NULL else (None, describe(error))
+
+
+def _remedy(device: int | None) -> str:
+    """What to look at where memory could not be registered."""
+    if device is not None:
+        return (
+            f"memory of CUDA device {device}: the NIC's driver must reach it, by dmabuf (libfabric 1.20, Linux 5.12, "
+            "the open NVIDIA kernel modules) or through nvidia-peermem"
+        )
+    soft, hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    return f"locked memory is limited to {soft} bytes (hard limit {hard}, -1: none): raise `ulimit -l` or LimitMEMLOCK"
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,19 +133,28 @@ class LibfabricEngine(TransferEngine):
             raise FabricUsageError("the engine is closed")
         return self._raw
 
-    def register(self, address: int, length: int) -> MemoryRegion:
+    @property
+    def device_memory(self) -> bool:
+        """Whether memory of CUDA devices can be registered."""
+        return bool(self._lib.kf_takes_device_memory(self._open()))
+
+    def register(self, address: int, length: int, device: int | None = None) -> MemoryRegion:
         paged.check_memory(address, length)
-        raw = self._lib.kf_register(self._open(), address, length, secrets.randbits(64), self._error)
+        if device is not None and not self.device_memory:
+            raise FabricUsageError("memory of CUDA devices needs an engine opened with device_memory=True")
+        ordinal = -1 if device is None else device
+        memory = self._ffi.new("kf_memory *", (address, length, secrets.randbits(64), ordinal))
+        raw = self._lib.kf_register(self._open(), memory, self._error)
         if raw == self._ffi.NULL:
-            soft, hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-            raise RegistrationFailed(
-                f"{describe(self._error)} for {length} bytes at {address:#x}; locked memory is limited to {soft} bytes "
-                f"(hard limit {hard}, -1: none): raise `ulimit -l` or LimitMEMLOCK"
-            )
+            raise RegistrationFailed(f"{describe(self._error)} for {length} bytes at {address:#x}; {_remedy(device)}")
         region = next(self._ids)
         self._regions[region] = raw
         remote = RemoteRegion(self._lib.kf_region_key(raw), self._lib.kf_region_base(raw), length)
         return MemoryRegion(region, address, length, remote)
+
+    def is_dmabuf(self, region: MemoryRegion) -> bool:
+        """Whether the NIC was given the device's pages by a dmabuf; otherwise by address."""
+        return bool(self._lib.kf_region_is_dmabuf(self._regions[region.id]))
 
     def deregister(self, region: MemoryRegion) -> None:
         raw = self._regions.pop(region.id, None)

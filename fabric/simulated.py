@@ -71,8 +71,10 @@ class SimulatedEngine(TransferEngine):
 
     # Memory and endpoints.
 
-    def register(self, address: int, length: int) -> MemoryRegion:
+    def register(self, address: int, length: int, device: int | None = None) -> MemoryRegion:
         paged.check_memory(address, length)
+        if device is not None:
+            raise FabricUsageError("the simulated network copies between memories of the host alone")
         with self._network.lock:
             self._check_open()
             remote = RemoteRegion(self._network.new_key(), address, length)

@@ -25,8 +25,15 @@ typedef struct {
     const char *node;     /* interface address to bind to */
     uint32_t endpoint_cap; /* writes outstanding on one endpoint */
     uint32_t domain_cap;   /* writes outstanding in all; an endpoint with none outstanding may always post one */
+    int32_t device_memory; /* not 0: only providers that also take memory of CUDA devices */
     int64_t connect_timeout_ns; /* an endpoint that cannot post for this long, with nothing outstanding, failed */
 } kf_options;
+
+typedef struct {
+    uint64_t address, length;
+    uint64_t key; /* that we ask for; the provider may choose its own */
+    int32_t cuda_device; /* ordinal; -1: the host's memory */
+} kf_memory;
 
 typedef struct {
     uint64_t source; /* address of index 0, offset included */
@@ -71,7 +78,9 @@ kf_engine *kf_open(const kf_options *options, kf_error *error);
 int kf_delivery_complete(const kf_engine *engine);
 int kf_closes_dead_only(const kf_engine *engine);
 int kf_close(kf_engine *engine, kf_error *error);
-kf_region *kf_register(kf_engine *engine, uint64_t address, uint64_t length, uint64_t key, kf_error *error);
+int kf_takes_device_memory(const kf_engine *engine);
+kf_region *kf_register(kf_engine *engine, const kf_memory *memory, kf_error *error);
+int kf_region_is_dmabuf(const kf_region *region);
 uint64_t kf_region_key(const kf_region *region);
 uint64_t kf_region_base(const kf_region *region);
 void kf_deregister(kf_engine *engine, kf_region *region);

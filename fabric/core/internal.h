@@ -66,6 +66,7 @@ typedef struct kf_receive {
 struct kf_region {
     struct fid_mr *mr;
     uint64_t base; /* what a peer adds its offsets to */
+    bool dmabuf;
     kf_node link;
 };
 
@@ -144,6 +145,10 @@ int64_t kf_now(void);
 void kf_set_error(kf_error *error, const char *call, int code);
 int kf_watch(kf_engine *engine, struct fid *fid, kf_error *error);
 size_t kf_cq_size(const kf_engine *engine, bool landing);
+
+/* device_memory.c */
+int kf_register_device(kf_engine *engine, const kf_memory *memory, uint64_t access, uint64_t key, bool *dmabuf,
+                       struct fid_mr **mr);
 
 /* endpoint.c */
 void kf_fail_endpoint(kf_engine *engine, kf_endpoint *endpoint, const kf_error *error);

@@ -8,6 +8,11 @@
 #include <unistd.h>
 
 #define KF_API_VERSION FI_VERSION(1, 15)
+#ifdef FI_MR_DMABUF
+#define KF_DEVICE_API_VERSION FI_VERSION(1, 20) /* the first with dmabuf */
+#else
+#define KF_DEVICE_API_VERSION KF_API_VERSION
+#endif
 #define KF_LANDING_CQ_SIZE 8192
 
 void kf_set_error(kf_error *error, const char *call, int code) {
@@ -23,7 +28,7 @@ size_t kf_cq_size(const kf_engine *engine, bool landing) {
     return landing ? KF_LANDING_CQ_SIZE : 2 * (size_t)engine->options.endpoint_cap + 8;
 }
 
-static struct fi_info *kf_hints(const char *provider, bool delivery_complete) {
+static struct fi_info *kf_hints(const char *provider, bool delivery_complete, bool device_memory) {
     struct fi_info *hints = fi_allocinfo();
     if (!hints) return NULL;
     hints->caps = FI_MSG | FI_RMA | FI_WRITE | FI_REMOTE_WRITE | FI_SEND | FI_RECV;
@@ -31,17 +36,23 @@ static struct fi_info *kf_hints(const char *provider, bool delivery_complete) {
     hints->ep_attr->type = FI_EP_RDM;
     hints->domain_attr->mr_mode = FI_MR_LOCAL | FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_PROV_KEY;
     hints->domain_attr->cq_data_size = 4;
+    if (device_memory) {
+        hints->caps |= FI_HMEM;
+        hints->domain_attr->mr_mode |= FI_MR_HMEM;
+    }
     if (delivery_complete) hints->tx_attr->op_flags = FI_DELIVERY_COMPLETE;
     if (provider) hints->fabric_attr->prov_name = strdup(provider);
     return hints;
 }
 
 /* EFA addresses belong to the device; everything else binds to the interface that has `node`. */
-static int kf_getinfo(const char *provider, const char *node, bool delivery_complete, struct fi_info **list) {
-    struct fi_info *hints = kf_hints(provider, delivery_complete);
+static int kf_getinfo(const char *provider, const char *node, bool delivery_complete, bool device_memory,
+                      struct fi_info **list) {
+    struct fi_info *hints = kf_hints(provider, delivery_complete, device_memory);
     if (!hints) return -FI_ENOMEM;
     bool bind = !provider || strcmp(provider, "efa") != 0;
-    int rc = fi_getinfo(KF_API_VERSION, bind ? node : NULL, NULL, bind ? FI_SOURCE : 0, hints, list);
+    uint32_t version = device_memory ? KF_DEVICE_API_VERSION : KF_API_VERSION;
+    int rc = fi_getinfo(version, bind ? node : NULL, NULL, bind ? FI_SOURCE : 0, hints, list);
     fi_freeinfo(hints);
     return rc;
 }
@@ -49,7 +60,7 @@ static int kf_getinfo(const char *provider, const char *node, bool delivery_comp
 /* Writes the distinct usable provider names, one a line; returns their count, or a negative FI_E... value. */
 int kf_providers(const char *node, char *names, size_t size) {
     struct fi_info *list = NULL;
-    int rc = kf_getinfo(NULL, node, false, &list);
+    int rc = kf_getinfo(NULL, node, false, false, &list);
     if (rc) return rc;
     int found = 0;
     size_t used = 0;
@@ -69,10 +80,11 @@ int kf_providers(const char *node, char *names, size_t size) {
 /* The first fi_info of exactly this provider: asking for "tcp" also yields layers above it. */
 static int kf_choose(kf_engine *engine, bool delivery_complete) {
     struct fi_info *list = NULL;
-    int rc = kf_getinfo(engine->options.provider, engine->options.node, delivery_complete, &list);
+    const kf_options *options = &engine->options;
+    int rc = kf_getinfo(options->provider, options->node, delivery_complete, options->device_memory, &list);
     if (rc) return rc;
     for (struct fi_info *info = list; info && !engine->info; info = info->next)
-        if (!strcmp(info->fabric_attr->prov_name, engine->options.provider)) engine->info = fi_dupinfo(info);
+        if (!strcmp(info->fabric_attr->prov_name, options->provider)) engine->info = fi_dupinfo(info);
     fi_freeinfo(list);
     engine->delivery_complete = delivery_complete;
     return engine->info ? 0 : -FI_ENODATA;
@@ -100,7 +112,7 @@ static int kf_open_wait_set(kf_engine *engine, kf_error *error) {
 static int kf_open_domain(kf_engine *engine, kf_error *error) {
     int rc = kf_choose(engine, true);
     if (rc) rc = kf_choose(engine, false);
-    if (rc) return kf_set_error(error, "fi_getinfo", rc), rc;
+    if (rc) return kf_set_error(error, engine->options.device_memory ? "fi_getinfo(FI_HMEM)" : "fi_getinfo", rc), rc;
     rc = fi_fabric(engine->info->fabric_attr, &engine->fabric, NULL);
     if (rc) return kf_set_error(error, "fi_fabric", rc), rc;
     rc = fi_domain(engine->fabric, engine->info, &engine->domain, NULL);
@@ -177,24 +189,30 @@ int kf_close(kf_engine *engine, kf_error *error) {
     return failed;
 }
 
-/* `key` is what we ask for; providers with FI_MR_PROV_KEY choose their own, others may take fewer bytes of it. */
-kf_region *kf_register(kf_engine *engine, uint64_t address, uint64_t length, uint64_t key, kf_error *error) {
+int kf_takes_device_memory(const kf_engine *engine) { return engine->options.device_memory != 0; }
+
+/* Providers with FI_MR_PROV_KEY choose the key themselves, others may take fewer bytes of ours. */
+kf_region *kf_register(kf_engine *engine, const kf_memory *memory, kf_error *error) {
     kf_region *region = calloc(1, sizeof *region);
     if (!region) return kf_set_error(error, "calloc", ENOMEM), NULL;
     const struct fi_domain_attr *domain = engine->info->domain_attr;
+    uint64_t key = memory->key, access = FI_WRITE | FI_REMOTE_WRITE;
     if (domain->mr_key_size < 8) key &= (1ull << (8 * domain->mr_key_size)) - 1;
-    uint64_t access = FI_WRITE | FI_REMOTE_WRITE;
-    int rc = fi_mr_reg(engine->domain, (void *)address, length, access, 0, key, 0, &region->mr, NULL);
+    bool device = memory->cuda_device >= 0;
+    int rc = device ? kf_register_device(engine, memory, access, key, &region->dmabuf, &region->mr)
+                    : fi_mr_reg(engine->domain, (void *)memory->address, memory->length, access, 0, key, 0,
+                                &region->mr, NULL);
     if (rc) {
         free(region);
-        return kf_set_error(error, "fi_mr_reg", rc), NULL;
+        return kf_set_error(error, device ? "fi_mr_regattr" : "fi_mr_reg", rc), NULL;
     }
-    region->base = domain->mr_mode & FI_MR_VIRT_ADDR ? address : 0;
+    region->base = domain->mr_mode & FI_MR_VIRT_ADDR ? memory->address : 0;
     kf_append(&engine->regions, &region->link);
     engine->counters.regions++;
     return region;
 }
 
+int kf_region_is_dmabuf(const kf_region *region) { return region->dmabuf; }
 uint64_t kf_region_key(const kf_region *region) { return fi_mr_key(region->mr); }
 uint64_t kf_region_base(const kf_region *region) { return region->base; }
 
