@@ -7,7 +7,7 @@ import zmq
 
 from decode_node.config import DecodeConfig, parse_config
 from decode_node.node import DecodeNode
-from engine.build import build_engines
+from engine.build import build_engines, check_movable
 from engine.errors import EngineError
 from fabric.errors import FabricError
 from fabric.libfabric import open_engine
@@ -29,9 +29,10 @@ def build_node(config: DecodeConfig) -> DecodeNode:
     """Key, fabric endpoint, model and cache, registered memory; nothing runs yet."""
     member, options = config.membership, config.engine
     key = read_cluster_key(member.cluster_key)
-    fabric = open_engine(member.provider, member.host)
+    check_movable(options)
+    fabric = open_engine(member.provider, member.host, device_memory=options.device == "cuda")
     engines = build_engines(options, head=True, count=config.dp)
-    regions = [[fabric.register(pool.address, pool.bytes) for pool in engine.pools] for engine in engines]
+    regions = [[fabric.register(*pool) for pool in engine.pools] for engine in engines]
     return DecodeNode(
         member,
         key,

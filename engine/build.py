@@ -1,18 +1,21 @@
 """Puts an engine together from its parts."""
 
 import logging
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
-from engine.cache_pool import CachePool
 from engine.config import ContinuousBatchingConfig
-from engine.cuda import choose_cuda, cuda_runner, installed_kernels
+from engine.cuda import installed_kernels
+from engine.cuda_driver import installed_driver
+from engine.cuda_memory import can_reach_nic
+from engine.cuda_placing import place_on_cuda
 from engine.engine import Engine
-from engine.errors import NoDevice
+from engine.errors import DeviceRefused, NoDevice
 from engine.models.loading import LoadedModel, load_model
 from engine.options import EngineOptions
-from engine.placing import CPU, Placed, count_chunks, engine_of, place_on_cpu
-from engine.progress import ProgressWord
+from engine.placing import CPU, engine_of, place_on_cpu
 from engine.workers.build import build_parallel
 
 log = logging.getLogger(__name__)
@@ -30,11 +33,12 @@ def build_engine(options: EngineOptions, head: bool) -> Engine:
 def build_engines(options: EngineOptions, head: bool, count: int) -> list[Engine]:
     """As `build_engine`: engines of the same model that share this machine, each for requests of its own. The first one
     computes in this process, the others in workers alone."""
-    if options.device == "cuda" and not torch.cuda.is_available():
-        raise NoDevice("--device cuda: no GPU is there, or this torch was built without CUDA")
+    _check_present(options.device)
     if options.tp * count > 1:
         if options.device != "cpu":
-            raise ValueError(f"--device {options.device}: several devices are supported on CPU only: leave out --tp")
+            raise ValueError(
+                f"--device {options.device}: several devices are supported on CPU only: leave out --tp and --dp"
+            )
         return build_parallel(options, head, count)
     if options.threads is not None:
         torch.set_num_threads(options.threads)
@@ -42,17 +46,31 @@ def build_engines(options: EngineOptions, head: bool, count: int) -> list[Engine
     return [assemble(loaded, options.batching, torch.device(options.device))]
 
 
-def assemble(loaded: LoadedModel, config: ContinuousBatchingConfig, device: torch.device = CPU) -> Engine:
+def check_movable(options: EngineOptions) -> None:
+    """Of a node's device, before its engines are built: raises NoDevice; DeviceRefused where a NIC could not read and
+    write their pages, or a setting has the host read them."""
+    if options.device == "cpu":
+        return
+    if options.batching.debug_pages:
+        raise DeviceRefused("--debug-pages compares pages in the host's memory: leave it out with --device cuda")
+    _check_present(options.device)
+    if why := can_reach_nic(installed_driver(), 0):
+        raise DeviceRefused(why)
+
+
+def _check_present(device: str) -> None:
+    if device == "cuda" and not torch.cuda.is_available():
+        raise NoDevice("--device cuda: no GPU is there, or this torch was built without CUDA")
+
+
+def assemble(
+    loaded: LoadedModel,
+    config: ContinuousBatchingConfig,
+    device: torch.device = CPU,
+    kernels: Callable[[], Any | None] = installed_kernels,
+) -> Engine:
     """An engine of its own pool around a loaded model, which moves to `device`. A model serves one engine only: its
-    layers move one word."""
-    place = place_on_cpu if device.type == "cpu" else _on_cuda
-    return engine_of(loaded, config, place(loaded, config, device))
-
-
-def _on_cuda(loaded: LoadedModel, config: ContinuousBatchingConfig, device: torch.device) -> Placed:
-    geometry, progress = loaded.geometry(config.page_size), ProgressWord()
-    loaded.model.to(device)
-    choice = choose_cuda(loaded, geometry, config, installed_kernels())
-    chunks = count_chunks(choice.memory_use(loaded, geometry, config), config, device)
-    pool = CachePool(geometry, chunks, config.debug_pages, device=str(device))
-    return Placed(pool, progress, cuda_runner(loaded, pool, progress, config, choice), choice.modes.asynchronous)
+    layers move one word. `kernels`: on CUDA, where FlashInfer comes from; None of them: plain torch."""
+    if device.type == "cpu":
+        return engine_of(loaded, config, place_on_cpu(loaded, config, device))
+    return engine_of(loaded, config, place_on_cuda(loaded, config, device, kernels(), installed_driver()))

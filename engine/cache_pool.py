@@ -15,10 +15,11 @@ POISON_BYTE = 0xFF
 
 
 class PoolMemory(NamedTuple):
-    """Of one rank, in bytes."""
+    """Of one rank, in bytes. `cuda_device`: the ordinal of the device that it is on; None: the host."""
 
     address: int
     bytes: int
+    cuda_device: int | None = None
 
 
 class CachePool:
@@ -65,7 +66,9 @@ class CachePool:
     def memories(self) -> list[PoolMemory]:
         """In order of rank."""
         pitch = self._raw.stride(0)
-        return [PoolMemory(self.address + rank * pitch, self.bytes) for rank in range(self.ranks)]
+        device = self._raw.device
+        ordinal = device.index if device.type == "cuda" else None
+        return [PoolMemory(self.address + rank * pitch, self.bytes, ordinal) for rank in range(self.ranks)]
 
     @property
     def free_chunks(self) -> int:

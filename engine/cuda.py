@@ -1,11 +1,9 @@
-"""How an engine runs on CUDA: which attention, what is captured, and the runner around it.
-
-Needs `engine/progress.py`'s word to be one that the device advances before KV can be moved from here (see
-device_runner); everything else about the engine is as on a CPU.
-"""
+"""How an engine runs on CUDA: which attention, what is captured, and the runner around it. Everything else about the
+engine is as on a CPU."""
 
 import importlib
 import logging
+from contextlib import ExitStack
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
@@ -63,9 +61,14 @@ def choose_cuda(
 
 
 def cuda_runner(
-    loaded: LoadedModel, pool: CachePool, progress: ProgressWord, config: ContinuousBatchingConfig, choice: CudaChoice
+    loaded: LoadedModel,
+    pool: CachePool,
+    progress: ProgressWord,
+    config: ContinuousBatchingConfig,
+    choice: CudaChoice,
+    resources: ExitStack,
 ) -> DeviceRunner:
-    """`loaded` is on the pool's device."""
+    """`loaded` is on the pool's device. `progress`: a word that the device advances. `resources`: closed with it."""
     cache = PagedKVCache(pool)
     padding = _padding(pool, config)
     backend, planners = _attention(cache, loaded, padding, choice)
@@ -79,6 +82,7 @@ def cuda_runner(
         DeviceSizes(cache.device, DTYPES[loaded.dtype], loaded.vocab_size, padding.max_tokens, padding.max_requests),
         Graphs(padding, capture, modes.varlen, modes.decode) if modes.decode or modes.varlen else None,
         loaded.eos_token_ids,
+        resources,
     )
 
 

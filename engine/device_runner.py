@@ -5,13 +5,14 @@ One forward:   upload    inputs and the attention's plan, into one of the IO pai
                download  the samples' report
 
 With two pairs a forward is uploaded while the one before computes; with one, `launch` waits for its own. The progress
-word's `advance` is called while the model's launches are enqueued, or recorded into a graph, not when they run: a word
-for a device must itself be advanced by the device, in the order of the current stream.
+word's `advance` is called while the model's launches are enqueued, or recorded into a graph, not when they run: it is a
+word that the device itself advances, in the order of the current stream (see device_progress).
 """
 
 import time
 from collections.abc import Sequence, Set
 from concurrent.futures import Future
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -115,7 +116,8 @@ class _Side:
 
 
 class DeviceRunner:
-    """`planners`: one for each pair; two make it asynchronous. `end_tokens`: the model's own.
+    """`planners`: one for each pair; two make it asynchronous. `end_tokens`: the model's own. `resources`: what the
+    forwards work on, closed behind the last of them.
 
     What the caller's own stream was given before `launch` comes before the forward, and what it is given afterwards
     behind it: blocks may be copied between two launches without waiting for anything.
@@ -129,7 +131,9 @@ class DeviceRunner:
         sizes: DeviceSizes,
         graphs: Graphs | None = None,
         end_tokens: Set[int] = frozenset(),
+        resources: ExitStack | None = None,
     ) -> None:
+        self._resources = resources or ExitStack()
         self._model = model
         self._streams = streams
         self._sizes = sizes
@@ -157,9 +161,10 @@ class DeviceRunner:
 
     def close(self) -> None:
         """Waits for what is under way."""
-        for side in self._sides:
-            if side.forward:
-                side.forward.settle()
+        with self._resources:
+            for side in self._sides:
+                if side.forward:
+                    side.forward.settle()
 
     @torch.inference_mode()
     def _start(self, side: _Side, before: IOPair, carried_from: DeviceForward | None, batch: ForwardBatch) -> _Launched:

@@ -2,7 +2,7 @@
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from engine.options import EngineOptions, add_engine_options, engine_options_from
 from protocol.membership_options import (
@@ -40,9 +40,10 @@ def parse_config(argv: Sequence[str]) -> PrefillConfig:
     engine_options = engine_options_from(parser, arguments, scheduler="prefill_first")
     if engine_options.batching.use_async_batching:
         parser.error("--async-batching is not for prefill nodes: their layers are followed one by one")
+    batching = replace(engine_options.batching, use_async_batching=False)  # None would mean yes on CUDA
     return PrefillConfig(
         membership=membership_from(arguments),
-        engine=engine_options,
+        engine=replace(engine_options, batching=batching),
         dp=arguments.dp,
         port=arguments.port,
     )

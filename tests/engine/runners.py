@@ -61,14 +61,20 @@ class Bench:
 
     dtype: DType = "float32"
 
-    def __init__(self, directory: Path, sequences: int = 8, max_length: int = MAX_LENGTH) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        sequences: int = 8,
+        max_length: int = MAX_LENGTH,
+        progress: ProgressWord | None = None,
+    ) -> None:
         loaded = load_model(directory, self.dtype)
         self.geometry = loaded.geometry(PAGE_SIZE)
         pages = -(-max_length // PAGE_SIZE)
         self.pool = CachePool(self.geometry, sequences * pages * len(self.geometry.groups), debug_pages=True)
         self.cache = PagedKVCache(self.pool)
         self.backend = self.attention(loaded)
-        self.progress = ProgressWord()
+        self.progress = progress or ProgressWord()
         self.model = BoundModel(loaded.model, self.backend, self.progress)
         self._pages = pages
 

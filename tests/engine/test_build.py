@@ -1,14 +1,15 @@
 """Putting an engine together: what is refused before anything large is read, and what comes out of the settings."""
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from engine.build import build_engine
+from engine.build import build_engine, check_movable
 from engine.config import ContinuousBatchingConfig
-from engine.errors import NoDevice
+from engine.errors import DeviceRefused, NoDevice
 from engine.options import EngineOptions
 from tests.tiny_model import save_weights
 
@@ -19,6 +20,16 @@ SMALL = ContinuousBatchingConfig(page_size=16, num_blocks=8, max_batch_tokens=32
 def test_a_device_that_is_not_there_is_named() -> None:
     with pytest.raises(NoDevice, match="--device cuda"):
         build_engine(EngineOptions(Path("nowhere"), SMALL, threads=1, device="cuda"), head=True)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_node_asks_first_whether_its_pages_can_be_moved() -> None:
+    on_cuda = EngineOptions(Path("nowhere"), SMALL, threads=1, device="cuda")
+    check_movable(replace(on_cuda, device="cpu"))
+    with pytest.raises(NoDevice, match="no GPU is there"):
+        check_movable(on_cuda)
+    with pytest.raises(DeviceRefused, match=r"--debug-pages .* host's memory"):
+        check_movable(replace(on_cuda, batching=replace(SMALL, debug_pages=True)))
 
 
 def test_models_with_a_window_share_no_prefixes(tmp_path: Path) -> None:

@@ -1,18 +1,21 @@
 """The runner of a device with queues and graphs, on a device of the CPU's own: the same answers, however it runs."""
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
+from engine.device_progress import DeviceProgressWord
 from engine.device_runner import DeviceRunner, DeviceSizes, Graphs
 from engine.forward_batch import ForwardBatch
 from engine.models.loading import LoadedModel
 from engine.padding import PaddedBatch, Padding
 from engine.runner import SampledToken
 from protocol.sampling import SamplingParams
+from tests.engine.fake_cuda import FakeDriver
 from tests.engine.fake_device import ImmediateStreams, StaticAttention, StaticPlanner, record
 from tests.engine.runners import GREEDY, Bench, RunSequence, batch, texts
 from tests.engine.tiny_models import greedy, prompt_of
@@ -28,7 +31,9 @@ class DeviceBench(Bench):
     def attention(self, loaded: LoadedModel) -> StaticAttention:
         return StaticAttention(self.cache, torch.float32)
 
-    def runner(self, graphs: bool, pairs: int, padding: Padding | None = None) -> DeviceRunner:
+    def runner(
+        self, graphs: bool, pairs: int, padding: Padding | None = None, resources: ExitStack | None = None
+    ) -> DeviceRunner:
         shapes = padding or self.padding()
         return DeviceRunner(
             self.model,
@@ -36,6 +41,7 @@ class DeviceBench(Bench):
             ImmediateStreams(),
             DeviceSizes(CPU, torch.float32, VOCAB, shapes.max_tokens, shapes.max_requests),
             Graphs(shapes, record) if graphs else None,
+            resources=resources,
         )
 
     def padding(self) -> Padding:
@@ -147,6 +153,24 @@ def test_inputs_go_in_before_the_forward_and_results_come_out_behind_it(bench: D
     runner.launch(batch(bench.sequence("a", prompt_of(12)).row())).result()
     assert streams.used == ["upload", "compute", "download"]
     runner.close()
+
+
+@pytest.mark.parametrize(("graphs", "pairs"), WAYS)
+@pytest.mark.parametrize("run", [waiting, overlapped])
+def test_a_devices_word_grows_by_one_for_each_layer_of_each_forward(
+    tiny_llama: Path, graphs: bool, pairs: int, run: Run
+) -> None:
+    """Captured ones too, and with another one in flight; closing the runner gives the word back."""
+    driver, resources = FakeDriver(), ExitStack()
+    word = resources.enter_context(DeviceProgressWord(driver))
+    word.map(0)
+    bench = DeviceBench(tiny_llama, progress=word)
+    runner = bench.runner(graphs, pairs, resources=resources)
+    run(bench, runner, [prompt_of(5), prompt_of(13)], GREEDY)
+    layers = sum(len(group.layers) for group in bench.geometry.groups)
+    assert word.value == NEW * layers
+    runner.close()
+    assert driver.api.nothing_left
 
 
 class WithoutLongest(Padding):

@@ -7,6 +7,8 @@ import pytest
 import torch
 
 from engine.cuda import installed_kernels
+from engine.cuda_driver import CudaDriver, installed_driver
+from engine.errors import NoDevice
 from tests.engine import fake_flashinfer
 from tests.tiny_model import save_weights
 
@@ -29,6 +31,14 @@ def device() -> torch.device:
     if not torch.cuda.is_available():
         pytest.skip("no CUDA device")
     return torch.device("cuda")
+
+
+@pytest.fixture
+def driver() -> CudaDriver:
+    try:
+        return installed_driver()
+    except NoDevice as error:
+        pytest.skip(str(error))
 
 
 @pytest.fixture
