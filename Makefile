@@ -2,7 +2,7 @@
 PYTHON_IN_VENV := .venv/bin/python
 ARGS ?=
 
-.PHONY: setup test test-gpu demo up down lint format fabric kernels
+.PHONY: setup test test-gpu test-rdma demo up down lint format fabric kernels
 
 setup:  ## .venv, pinned dependencies, the C extensions, the demo model
 	@deploy/setup.sh
@@ -12,6 +12,9 @@ test: setup  ## all tests but those marked slow; ARGS="-k name" for some
 
 test-gpu:  ## what needs a CUDA device, with whatever Python is there; installs nothing
 	$(or $(wildcard $(PYTHON_IN_VENV)),python3) -m pytest -m gpu tests/gpu $(ARGS)
+
+test-rdma:  ## what needs an RDMA NIC (EFA, ConnectX), and a GPU too where there is one; installs nothing
+	$(or $(wildcard $(PYTHON_IN_VENV)),python3) -m pytest -m rdma tests/rdma $(ARGS)
 
 demo: setup  ## one prefill node, three decode nodes, a router; real prompts; the books checked
 	@.venv/bin/kvferry demo $(ARGS)

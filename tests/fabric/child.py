@@ -13,6 +13,7 @@ from typing import Any, Self
 from fabric.api import Landing, RemoteRegion
 
 ROOT = Path(__file__).resolve().parents[2]
+LOOPBACK = "127.0.0.1"
 
 
 class ChildProcess:
@@ -66,10 +67,13 @@ class ChildProcess:
         self._process.stdout.close()
 
 
-def writer(provider: str, landing: Landing, target: RemoteRegion, page: int, immediate: int) -> ChildProcess:
+def writer(
+    provider: str, landing: Landing, target: RemoteRegion, page: int, immediate: int, node: str = LOOPBACK
+) -> ChildProcess:
     """A peer that writes to the landing over and over, see `tests.fabric.writer`."""
     order = {
         "provider": provider,
+        "node": node,
         "landing": landing.address.hex(),
         "key": target.key,
         "base": target.base,

@@ -9,7 +9,7 @@ from fabric.api import Arrived, EndpointFailed, WritesEnded
 from fabric.errors import EndpointClosed, FabricUsageError, FenceFailed
 from fabric.immediates import pack
 from fabric.libfabric import LibfabricEngine, open_engine
-from tests.fabric.child import ChildProcess, writer
+from tests.fabric.child import LOOPBACK, ChildProcess, writer
 from tests.fabric.conftest import SEED, Fabric, Link
 from tests.fabric.party import Party, drive, pages, settle
 from tests.fabric.refusing import RefusingEndpoint
@@ -30,14 +30,14 @@ def drive_until_it_gave_up(receiver: Party, child: ChildProcess) -> None:
     settle(receiver)
 
 
-def fence_under_fire(page: int, after: int) -> None:
+def fence_under_fire(page: int, after: int, provider: str = "net", node: str = LOOPBACK) -> None:
     """One round: a process writes in pages over and over, the landing is closed `after` so many writes."""
-    engine = open_engine("net")
+    engine = open_engine(provider, node)
     receiver = Party(engine)
     memory, region = receiver.memory(MEMORY, fill=0)
     landing = engine.open_landing("writer")
     expectation = engine.expect(landing, IMMEDIATE, 1 << 40)
-    with writer("net", landing, region.remote, page, IMMEDIATE) as child:
+    with writer(provider, landing, region.remote, page, IMMEDIATE, node) as child:
         drive(receiver, until=lambda: engine.counted(expectation) > after)
         engine.close_endpoint(landing)
         at_the_fence = memory.copy()

@@ -1,6 +1,6 @@
 """A child process that writes at full speed to a landing, for the tests that fence or kill it.
 
-Told by one JSON line on stdin (provider, landing, key, base, length, page, immediate). Prints "writing" once its
+Told by one JSON line on stdin (provider, node, landing, key, base, length, page, immediate). Prints "writing" once its
 first batch completed, and "ended" with the outcome of the batch that failed. Every pass over the target has other
 bytes, so that a late write shows.
 """
@@ -52,7 +52,7 @@ def report(word: str) -> None:
 
 def main() -> None:
     order = json.loads(sys.stdin.readline())
-    with_engine = open_engine(order["provider"])
+    with_engine = open_engine(order["provider"], order["node"])
     sending = with_engine.connect("landing", bytes.fromhex(order["landing"]))
     event = write_until_it_fails(with_engine, sending, order)
     report(f"ended {event.error}")
