@@ -10,6 +10,7 @@ receiver), the control thread (owns the sockets), the status pages. Each talks t
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import CancelledError
 
 from decode_node.admission import Admission
 from decode_node.placement import Placement
@@ -17,6 +18,7 @@ from decode_node.seat import Seat
 from decode_node.server import PrefillLinks
 from engine.data_parallel import DataParallelEngines
 from engine.engine import Engine
+from engine.errors import LoopStopped
 from fabric.api import MemoryRegion, TransferEngine
 from kv_messenger.attempts import Fetch
 from kv_messenger.peers import Introduction
@@ -155,9 +157,7 @@ class DecodeNode:
         engines. A thread ends only after those that post to it."""
         going = Failure(FailureCode.DRAINING, "the decode node is stopping")
         if self.unhealthy() is None:
-            ending = [seat.submit(Admission.end_all) for seat in self._seats]
-            for each in ending:
-                each.result(STOP_S)
+            self._end_requests()
             self._pump.call(lambda: self._receiver.stop_all(going))
             self._receiver.wait_idle(STOP_S)
         self._control.close()
@@ -167,6 +167,15 @@ class DecodeNode:
         self._pages.close()
         self._gates.close()
         self._engines.close()
+
+    def _end_requests(self) -> None:
+        """An engine that dies or hangs meanwhile is no reason not to close the rest."""
+        try:
+            ending = [seat.submit(Admission.end_all) for seat in self._seats]
+            for each in ending:
+                each.result(STOP_S)
+        except (CancelledError, LoopStopped, TimeoutError) as error:
+            event(log, "requests could not be ended", logging.WARNING, reason=f"{type(error).__name__}: {error}")
 
     # ---- what others see ----
 

@@ -64,6 +64,10 @@ class ClusterSpec:
             raise SpecError("a cluster needs at least one decode node")
         if self.prefill < 1 and not self.local_prefill:
             raise SpecError("without a prefill node the decode nodes need --local-prefill")
+        for role in PROGRAMS.keys() - {"router"}:
+            for option, count in asdict(self.division(role)).items():
+                if count < 1:
+                    raise SpecError(f"--{role}-{option} must be at least 1, not {count}")
 
     def division(self, role: str) -> Division:
         return self.prefill_division if role == "prefill" else self.decode_division

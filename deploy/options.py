@@ -33,7 +33,7 @@ def add_cluster_options(parser: argparse.ArgumentParser, port: int) -> None:
 def add_node_options(parser: argparse.ArgumentParser) -> None:
     """Passed on to the nodes, which check them."""
     parser.add_argument("--page-size", type=int, metavar="TOKENS", help="tokens per KV page (default: the node's)")
-    parser.add_argument("--num-blocks", type=int, metavar="N", help="KV blocks per node (default: the node's)")
+    parser.add_argument("--num-blocks", type=int, metavar="N", help="KV blocks per engine (default: the node's)")
     for role in ("prefill", "decode"):
         parser.add_argument(
             f"--{role}-tp",

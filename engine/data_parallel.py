@@ -1,6 +1,7 @@
 """Several engines of one model in one node, each with requests of its own: what they are and hold together."""
 
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 from engine.counters import EngineCounters
@@ -70,5 +71,7 @@ class DataParallelEngines:
         return [{"engine": number, **record} for number, engine in numbered for record in engine.ledger()]
 
     def close(self) -> None:
-        for engine in self._engines:
-            engine.close()
+        """All of them, also where one raises."""
+        with ExitStack() as closing:
+            for engine in self._engines:
+                closing.callback(engine.close)

@@ -11,9 +11,11 @@ from typing import Any, TypeVar
 from engine.engine import Engine
 from engine.errors import DeviceLost, EngineError, LoopPaused, LoopStopped
 from engine.outputs import StepOutput
+from engine.workers.group import NOTICE_S
+from engine.workers.runner import SILENCE_S
 
-STEP_S = 30.0
-"""No step takes longer."""
+STEP_S = SILENCE_S + NOTICE_S + 8.0
+"""No step takes longer: by then, a rank that hangs has ended its engine."""
 
 log = logging.getLogger(__name__)
 

@@ -76,11 +76,15 @@ class ContinuousBatchingManager:
 
     def start(self) -> None:
         """What was submitted before begins to run. Does nothing if it runs already; raises LoopStopped if it has been
-        stopped, or has ended."""
+        stopped, or has ended, or if the engine was left with work by another manager's death."""
         with self._changed:
             if not self._accepting:
                 raise LoopStopped("a stopped manager cannot be started again: build a new one")
             if not self._started:
+                if self._engine.has_work:
+                    raise LoopStopped(
+                        "the engine still has work of a manager whose thread died: build a new engine"
+                    )
                 self._loop.start()
                 self._started = True
 

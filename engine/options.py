@@ -33,7 +33,8 @@ def add_engine_options(parser: argparse.ArgumentParser, alone: bool = False) -> 
         "--tp",
         type=int,
         default=1,
-        help="devices that share the model, a process each (default: %(default)s)",
+        help="devices that share the model, a process each, which reads the whole model to keep its part"
+        " (default: %(default)s)",
     )
     parser.set_defaults(device="cpu", dtype="float32")
     _add_cache_options(group)

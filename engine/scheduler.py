@@ -189,10 +189,13 @@ class Scheduler(ABC):
             self._try(request, budget, output)
 
     def _admit(self, budget: _Budget, output: SchedulerOutput) -> None:
-        """Waiting requests; one that does not fit does not block those behind, but for a bounded number of times."""
+        """Waiting requests; one that does not fit does not block those behind, but for a bounded number of times. No
+        more are passed over than a forward may hold: looking at a long queue in vain would cost every step."""
         passed: list[Request] = []
         for request in self.waiting:
-            if (output.scheduled and not budget.in_margin) or (passed and passed[-1].overtakes >= self._max_overtakes):
+            if (output.scheduled and not budget.in_margin) or len(passed) >= self._request_cap:
+                return
+            if passed and passed[-1].overtakes >= self._max_overtakes:
                 return
             if not self._try_waiting(request, budget, output):
                 passed.append(request)

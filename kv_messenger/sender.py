@@ -257,8 +257,8 @@ class Sender:
                     self.counters.stopped += 1
                     self._last_words.stopped(sent.transfer.key, action)
                 case ReleaseSource():
-                    self._sent.remove(sent.transfer.key)
                     sent.source.engine.release(engine_id(sent.transfer.key))
+                    self._sent.remove(sent.transfer.key)  # last: without transfers, the engine may be stopped
 
     def _arm(self, sent: Sent, arm: Arm) -> None:
         key = sent.transfer.key

@@ -100,7 +100,12 @@ def add_membership_options(parser: argparse.ArgumentParser, default_name: str) -
         default=0,
         help="port of the status pages: /health, ... (default: any)",
     )
-    group.add_argument("--max-queue", type=_positive, default=256, help="requests that may wait (default: %(default)s)")
+    group.add_argument(
+        "--max-queue",
+        type=_positive,
+        default=256,
+        help="requests that may wait, for each engine (default: %(default)s)",
+    )
     group.add_argument(
         "--drain",
         type=_seconds,

@@ -67,8 +67,9 @@ def build_parallel(options: EngineOptions, head: bool, engines: int = 1, silence
         placed = [_open(each, options, loaded, geometry, chunks) for each in started]
         if options.tp == 1:
             placed.insert(0, place_on_cpu(loaded, config, sharers=ranks))
+        built = [engine_of(loaded, config, each, sharers=ranks) for each in placed]
         undo.pop_all()
-    return [engine_of(loaded, config, each, sharers=ranks) for each in placed]
+    return built
 
 
 def _start(

@@ -15,9 +15,13 @@ _MAX_FDS = 4
 T = TypeVar("T")
 
 
+class PeerGone(EOFError):
+    """Nobody holds the other end any more."""
+
+
 class Channel(Generic[T]):
     """`received`: a union of tagged records, of which nothing else is taken. One thread may send while another one
-    receives. Raises EOFError once the other side is gone, TimeoutError where it neither takes nor gives anything within
+    receives. Raises PeerGone once the other side is gone, TimeoutError where it neither takes nor gives anything within
     the socket's time-out, and ValueError for what is no such record."""
 
     def __init__(self, end: socket.socket, received: Any) -> None:
@@ -52,7 +56,7 @@ class Channel(Generic[T]):
                 record = record[_LENGTH.size :]
             self._end.sendall(record)
         except (BrokenPipeError, ConnectionResetError) as error:
-            raise EOFError("the other side is gone") from error
+            raise PeerGone("the other side is gone") from error
 
     def receive(self) -> T:
         record, fds = self.receive_with_fds()
@@ -69,7 +73,7 @@ class Channel(Generic[T]):
                 raise ValueError(f"a record of {size} bytes, limit {MAX_RECORD_BYTES}")
             return self._decoder.decode(self._exactly(size)), fds
         except ConnectionResetError as error:
-            raise EOFError("the other side is gone") from error
+            raise PeerGone("the other side is gone") from error
 
     def close(self) -> None:
         self._end.close()
@@ -79,7 +83,7 @@ class Channel(Generic[T]):
         while count:
             part = self._end.recv(min(count, 1 << 20))
             if not part:
-                raise EOFError("the other side is gone")
+                raise PeerGone("the other side is gone")
             parts.append(part)
             count -= len(part)
         return b"".join(parts)

@@ -13,6 +13,7 @@ import msgspec
 
 from engine.errors import DeviceLost
 from engine.runner import ForwardResult
+from engine.workers.channel import PeerGone
 from engine.workers.messages import OTHERS_GONE, Answer, Done, Failed, Loaded, Ready, Stop
 from engine.workers.process import EXIT_S, WorkerProcess, tell
 
@@ -59,7 +60,7 @@ class WorkerGroup:
             raise DeviceLost(self.lost)
         try:
             tell(self._workers, record, fds)
-        except (EOFError, TimeoutError) as error:
+        except (PeerGone, TimeoutError) as error:
             raise self.why_lost(error) from error
 
     def forward(self, record: msgspec.Struct) -> "Future[ForwardResult]":
@@ -67,7 +68,12 @@ class WorkerGroup:
         future: Future[ForwardResult] = Future()
         with self._changed:
             self._forwards.append(future)
-        self.tell(record)
+        try:
+            self.tell(record)
+        except ValueError:  # too large to be sent: nobody will answer
+            with self._changed:
+                self._forwards.remove(future)
+            raise
         return future
 
     def wait_for(self, answer: type[Loaded] | type[Ready], timeout_s: float) -> None:
@@ -110,7 +116,7 @@ class WorkerGroup:
         with self._changed:
             self._closing = True
         for worker in self._workers:
-            with suppress(EOFError, TimeoutError, OSError):
+            with suppress(PeerGone, TimeoutError, OSError):
                 tell([worker], Stop())
         for worker in self._workers:
             worker.end(0.0 if self.lost else timeout_s)
@@ -137,7 +143,7 @@ class WorkerGroup:
         """False once there is nothing more to hear from it."""
         try:
             answer = worker.channel.receive()
-        except EOFError:
+        except PeerGone:
             self._has_ended(worker)
             return False
         except (TimeoutError, ValueError) as error:

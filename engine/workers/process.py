@@ -81,7 +81,7 @@ def spawn(name: str, shard: Shard, timeout_s: float) -> WorkerProcess:
 
 
 def tell(workers: Sequence[WorkerProcess], record: msgspec.Struct, fds: Sequence[int] = ()) -> None:
-    """All of them the same. Raises EOFError or TimeoutError where one is gone or hangs."""
+    """All of them the same. Raises PeerGone or TimeoutError where one is gone or hangs."""
     if workers:
         encoded = workers[0].channel.encode(record)
         for worker in workers:

@@ -1,6 +1,7 @@
 """The inside of a worker: one rank, from loading its shard to its last forward."""
 
 import logging
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -14,7 +15,7 @@ from engine.model_runner import ModelRunner
 from engine.models.loading import load_model
 from engine.progress import ProgressWord
 from engine.tensor_parallel import Shard
-from engine.workers.channel import Channel
+from engine.workers.channel import Channel, PeerGone
 from engine.workers.memory import SharedMemory
 from engine.workers.messages import (
     FAILED,
@@ -49,18 +50,16 @@ def serve(channel: Channel[Order]) -> int:
         while not isinstance(order := channel.receive(), Stop):
             rank.run(_expected(order, Forward), channel)
         return WELL
-    except EOFError:
+    except PeerGone:
         return WELL
     except CollectiveBroken as error:
         log.error("%s", error)
         return OTHERS_GONE
     except EngineError as error:
-        channel.send(Failed(str(error)))
-        return FAILED
+        return _failed(channel, str(error))
     except Exception as error:
         log.exception("this rank cannot go on")
-        channel.send(Failed(f"{type(error).__name__}: {error}"))
-        return FAILED
+        return _failed(channel, f"{type(error).__name__}: {error}")
 
 
 class Rank:
@@ -91,6 +90,12 @@ class Rank:
         result = self._runner.launch(as_batch(forward)).result()
         if self._shard.is_main:
             channel.send(Done(result.tokens, result.started_ns, result.ended_ns))
+
+
+def _failed(channel: Channel[Order], reason: str) -> int:
+    with suppress(PeerGone):
+        channel.send(Failed(reason))
+    return FAILED
 
 
 def _expected(order: Order, kind: type[T]) -> T:

@@ -62,6 +62,12 @@ def test_each_role_divides_its_devices_in_its_own_way(spec: ClusterSpec) -> None
     assert decode[decode.index("--threads") + 1] == "1"
 
 
+@pytest.mark.parametrize("division", [Division(tp=0), Division(dp=-1)])
+def test_a_role_without_devices_is_refused(spec: ClusterSpec, division: Division) -> None:
+    with pytest.raises(SpecError, match=r"--decode-.p must be at least 1"):
+        dataclasses.replace(spec, decode_division=division).check()
+
+
 def test_every_node_gets_a_thread_and_idle_ones_do_not_spin(spec: ClusterSpec) -> None:
     assert threads(dataclasses.replace(spec, decode=1000), "decode") == 1
     assert threads(spec, "prefill") >= threads(spec, "decode")

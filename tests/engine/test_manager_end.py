@@ -248,3 +248,19 @@ def test_every_request_ends_exactly_once_whatever_happens(seed: int, end: str, a
     assert ends == dict.fromkeys(accepted, 1)
     if end != "death":
         harness.assert_at_rest()
+
+
+def test_an_engine_left_with_work_by_a_dead_manager_is_not_taken_over() -> None:
+    harness = Harness(emit=positions)
+    first = ContinuousBatchingManager(harness.engine)
+    first.submit(asked("A", new=50))
+
+    def die(_: ForwardBatch) -> None:
+        raise Fault("the device driver is gone")
+
+    harness.runner.on_run = die
+    first.start()
+    assert result(first, "A").status is FAILED
+    second = ContinuousBatchingManager(harness.engine)
+    with pytest.raises(LoopStopped, match="build a new engine"):
+        second.start()

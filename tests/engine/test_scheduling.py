@@ -1,5 +1,7 @@
 """Scheduling and chunking: the cases P01 to P09, as exact traces."""
 
+import pytest
+
 from engine.forward_batch import ForwardBatch
 from engine.request import RequestStatus
 from tests.engine.traces import Harness
@@ -122,3 +124,17 @@ def test_requests_are_served_in_order_of_arrival() -> None:
     for name in "CAB":
         h.add(name, 4, 1)
     assert h.run() == "C4@0 / A4@0 / B4@0"
+
+
+@pytest.mark.parametrize(("cap", "runs"), [(2, False), (3, True)])
+def test_no_more_are_passed_over_than_a_forward_may_hold(cap: int, runs: bool) -> None:
+    h = Harness(num_blocks=8, tokens=32, max_requests_per_batch=cap)
+    h.add("A", 12, 8)
+    h.step()
+    for name in ("B", "C"):
+        h.add(name, 24, 1)
+    h.add("D", 4, 1)
+    assert ("D" in h.step()) is runs
+    h.run()
+    assert {name: h.generated(name) for name in h.requests} == {"A": 8, "B": 1, "C": 1, "D": 1}
+    h.assert_at_rest()

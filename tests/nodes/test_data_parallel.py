@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from protocol.sampling import SamplingParams
 from tests.nodes.conftest import open_named
 from tests.nodes.pair import Cluster, Shape
@@ -23,6 +25,7 @@ def test_two_ranks_prefill_for_two_engines(tiny_model: Path, oracle: Oracle, see
         assert min(served) > 0, "one engine got nothing to do"
 
 
+@pytest.mark.slow
 def test_prompts_spread_over_the_engines_of_a_prefill_node(tiny_model: Path, oracle: Oracle, seed: int) -> None:
     with Cluster(tiny_model, open_named("reordering", seed), Shape(max_batch_tokens=24)) as cluster:
         cluster.add_prefill(Shape(max_batch_tokens=24, dp=2))
@@ -32,6 +35,7 @@ def test_prompts_spread_over_the_engines_of_a_prefill_node(tiny_model: Path, ora
         assert min(computed) > 0, "one engine got nothing to do"
 
 
+@pytest.mark.slow
 def test_what_is_cancelled_on_any_engine_comes_back_whole(tiny_model: Path, seed: int) -> None:
     endless = SamplingParams(max_new_tokens=300, ignore_eos=True)
     with Cluster(tiny_model, open_named("net"), Shape(dp=2)).start() as cluster:

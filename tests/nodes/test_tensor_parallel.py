@@ -33,6 +33,7 @@ def expected_writes(ranks: tuple[int, int]) -> list[int]:
     return [-(-(length - 1) // 16) * LAYERS * max(ranks) for length in LENGTHS]
 
 
+@pytest.mark.slow
 def test_two_ranks_prefill_for_one(tiny_model: Path, oracle: Oracle, seed: int) -> None:
     ends = serve(tiny_model, oracle, "net", (2, 1), (16, 16), seed)
     assert [end.ledger.writes for end in ends] == expected_writes((2, 1))
