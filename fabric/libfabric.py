@@ -142,6 +142,8 @@ class LibfabricEngine(TransferEngine):
         paged.check_memory(address, length)
         if device is not None and not self.device_memory:
             raise FabricUsageError("memory of CUDA devices needs an engine opened with device_memory=True")
+        if device is not None and device < 0:
+            raise FabricUsageError(f"there is no CUDA device {device}")
         ordinal = -1 if device is None else device
         memory = self._ffi.new("kf_memory *", (address, length, secrets.randbits(64), ordinal))
         raw = self._lib.kf_register(self._open(), memory, self._error)
@@ -154,13 +156,17 @@ class LibfabricEngine(TransferEngine):
 
     def is_dmabuf(self, region: MemoryRegion) -> bool:
         """Whether the NIC was given the device's pages by a dmabuf; otherwise by address."""
-        return bool(self._lib.kf_region_is_dmabuf(self._regions[region.id]))
+        return bool(self._lib.kf_region_is_dmabuf(self._region(region)))
 
-    def deregister(self, region: MemoryRegion) -> None:
-        raw = self._regions.pop(region.id, None)
+    def _region(self, region: MemoryRegion) -> Any:
+        raw = self._regions.get(region.id)
         if raw is None:
             raise FabricUsageError(f"region {region.id} is not registered here")
-        self._lib.kf_deregister(self._raw, raw)
+        return raw
+
+    def deregister(self, region: MemoryRegion) -> None:
+        self._lib.kf_deregister(self._raw, self._region(region))
+        del self._regions[region.id]
 
     def open_landing(self, peer: str) -> Landing:
         endpoint = next(self._ids)
@@ -209,9 +215,7 @@ class LibfabricEngine(TransferEngine):
     def _submit(self, endpoint: Sending, batch: PageWrites, word_address: int, threshold: int) -> int:
         opened = self._find(endpoint)
         paged.check(batch)
-        region = self._regions.get(batch.source.id)
-        if region is None:
-            raise FabricUsageError(f"source region {batch.source.id} is not registered here")
+        region = self._region(batch.source)
         # from_buffer keeps these arrays alive; the core copies before the call returns
         sources = self._ffi.from_buffer("uint64_t[]", array("Q", batch.source_indices))
         targets = self._ffi.from_buffer("uint64_t[]", array("Q", batch.target_indices))

@@ -1,6 +1,7 @@
 """Memory of a device that other processes map, over a driver whose devices have host memory."""
 
 import os
+import socket
 import subprocess
 import sys
 
@@ -12,6 +13,8 @@ from engine.cuda_driver import CudaDriver
 from engine.cuda_memory import allocate, can_reach_nic, map_shared
 from engine.errors import DeviceRefused
 from engine.geometry import full_geometry
+from engine.workers.channel import Channel
+from engine.workers.messages import Answer, Order, Serve
 from protocol.layout import full_layout
 from tests.engine.fake_cuda import GRANULARITY, CUdevice_attribute, FakeDriver
 from tests.engine.fake_workers import ROOT, open_files
@@ -57,6 +60,23 @@ def test_another_process_maps_it_by_its_descriptor(driver: FakeDriver) -> None:
         subprocess.run(command, pass_fds=[fd], cwd=ROOT, check=True, timeout=60)
         os.close(fd)
         assert memory.tensor()[-1] == 123
+
+
+def test_its_descriptor_travels_to_a_worker_as_that_of_shared_memory_does(driver: FakeDriver) -> None:
+    ours, theirs = socket.socketpair()
+    with (
+        allocate(driver, 0, SIZE) as memory,
+        Channel[Answer](ours, Answer) as main,
+        Channel[Order](theirs, Order) as worker,
+    ):
+        sent = memory.export()
+        main.send(Serve(16, 5), [sent])
+        os.close(sent)
+        memory.tensor()[3] = 33
+        _, (received,) = worker.receive_with_fds()
+        with map_shared(driver, 0, received, memory.size) as mapped:
+            assert mapped.tensor()[3] == 33
+        os.close(received)
 
 
 def test_it_outlives_its_owner_where_it_is_mapped(driver: FakeDriver) -> None:

@@ -9,6 +9,7 @@ import shlex
 import shutil
 import subprocess
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from fabric import _build
 from fabric.errors import FabricUnavailable, FabricUsageError
 from fabric.libfabric import open_engine
 from tests.fabric.conftest import Fabric
+from tests.fabric.party import Party
 
 HERE = Path(__file__).parent
 HEADERS = Path("/usr/include/rdma")
@@ -105,6 +107,15 @@ def test_an_engine_that_was_not_opened_for_it_refuses_device_memory(fabric: Fabr
     with pytest.raises(FabricUsageError, match=r"CUDA devices|memories of the host"):
         engine.register(1 << 21, 4096, device=0)
     assert engine.gauges().regions == 0
+
+
+def test_memory_of_the_host_is_given_by_address(provider: str) -> None:
+    with closing(open_engine(provider)) as engine:
+        _, region = Party(engine).memory(4096)
+        assert not engine.device_memory and not engine.is_dmabuf(region)
+        engine.deregister(region)
+        with pytest.raises(FabricUsageError, match="not registered here"):
+            engine.is_dmabuf(region)
 
 
 @pytest.mark.skipif(shutil.which("nvidia-smi") is not None, reason="there may be a provider that takes it")
