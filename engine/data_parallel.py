@@ -1,6 +1,6 @@
 """Several engines of one model in one node, each with requests of its own: what they are and hold together."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -17,12 +17,6 @@ class DataParallelEngines:
     def __init__(self, engines: Sequence[Engine]) -> None:
         assert engines, "a node without an engine"
         self._engines = tuple(engines)
-
-    def __iter__(self) -> Iterator[Engine]:
-        return iter(self._engines)
-
-    def __len__(self) -> int:
-        return len(self._engines)
 
     @property
     def layout(self) -> KVLayout:

@@ -10,9 +10,6 @@ from engine.native import core
 MULTIPLE = 4
 """Of which the width of a norm or a gate must be one; a head's must be one of twice that."""
 
-PANEL = 16
-"""KF_PANEL: outputs whose weights lie side by side."""
-
 
 class Linear:
     """One product for linear modules of the same input. Their weights move into it: until `give_back` the modules are
@@ -38,7 +35,8 @@ class Linear:
 
     def rows(self, indices: torch.Tensor) -> torch.Tensor:
         """The weights `[len(indices), inputs]` of those outputs."""
-        return self._panels[indices // PANEL, :, indices % PANEL]
+        panel = self._panels.shape[2]
+        return self._panels[indices // panel, :, indices % panel]
 
 
 class RMSNorm:
@@ -120,6 +118,7 @@ class DenseKernels:
 
 
 def _in_panels(weights: torch.Tensor) -> torch.Tensor:
-    """`[outputs, inputs]` as the kernels want it: `[panels, inputs, PANEL]`, zeros behind the last output."""
-    padded = torch.nn.functional.pad(weights, (0, 0, 0, -len(weights) % PANEL))
-    return padded.view(-1, PANEL, weights.shape[1]).transpose(1, 2).contiguous()
+    """`[outputs, inputs]` as the kernels want it: `[panels, inputs, KF_PANEL]`, zeros behind the last output."""
+    panel: int = core().lib.KF_PANEL
+    padded = torch.nn.functional.pad(weights, (0, 0, 0, -len(weights) % panel))
+    return padded.view(-1, panel, weights.shape[1]).transpose(1, 2).contiguous()

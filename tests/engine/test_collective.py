@@ -1,7 +1,6 @@
 """Sums over ranks through gloo, the ranks being threads: the same bits everywhere, and nobody waits for ever."""
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing
@@ -80,11 +79,9 @@ def test_a_sum_of_nothing_waits_for_everybody_too(ranks_with: Callable[[float], 
 
 def test_a_rank_that_does_not_come_is_not_waited_for_any_longer(ranks_with: Callable[[float], Ranks]) -> None:
     ranks = ranks_with(0.3)
-    began = time.monotonic()
     waiting = [ranks.sum(rank, torch.ones(4)) for rank in range(2)]
     with pytest.raises(CollectiveBroken, match="rank 0 waited for the others in vain"):
         waiting[0].result(DEADLINE_S)
-    assert time.monotonic() - began < DEADLINE_S
 
 
 def test_a_rank_that_is_gone_is_noticed_at_once(ranks_with: Callable[[float], Ranks]) -> None:
