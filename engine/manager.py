@@ -82,9 +82,7 @@ class ContinuousBatchingManager:
                 raise LoopStopped("a stopped manager cannot be started again: build a new one")
             if not self._started:
                 if self._engine.has_work:
-                    raise LoopStopped(
-                        "the engine still has work of a manager whose thread died: build a new engine"
-                    )
+                    raise LoopStopped("the engine still has work of a manager whose thread died: build a new engine")
                 self._loop.start()
                 self._started = True
 
