@@ -71,7 +71,7 @@ def test_closing_gives_the_memory_back(driver: CudaDriver) -> None:
 
 
 def test_a_call_that_the_driver_refuses_is_named(driver: CudaDriver) -> None:
-    with pytest.raises(DeviceRefused, match="cuMemCreate: CUDA_ERROR_OUT_OF_MEMORY"):
+    with pytest.raises(DeviceRefused, match="cuMemCreate: CUDA_ERROR_"):
         allocate(driver, 0, 1 << 45)
 
 
