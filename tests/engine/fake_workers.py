@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 
 from engine.engine import Engine
@@ -77,9 +78,17 @@ def open_files() -> Counter[str]:
 def children() -> list[int]:
     """Processes that this one started and that are still there, dead ones that nobody has waited for included."""
     found = []
-    for task in Path("/proc/self/task").iterdir():
-        found += [int(pid) for pid in (task / "children").read_text().split()]
-    return found
+    for process in Path("/proc").iterdir():
+        if process.name.isdigit():
+            with suppress(FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
+                if _parent(process) == os.getpid():
+                    found.append(int(process.name))
+    return sorted(found)
+
+
+def _parent(process: Path) -> int:
+    """The command, in brackets, may hold anything."""
+    return int((process / "stat").read_text().rpartition(")")[2].split()[1])
 
 
 class Stepped(threading.Thread):

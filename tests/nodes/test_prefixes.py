@@ -9,6 +9,7 @@ from tests.nodes.pair import Cluster, Shape
 from tests.oracle import Oracle
 
 PAGE, LAYERS, NEW = 16, 3, 5
+ONE_TOKEN = SamplingParams(max_new_tokens=1, ignore_eos=True)
 FIRST = [5 + (i * 37) % 200 for i in range(50)]
 
 
@@ -49,3 +50,25 @@ def test_a_prefill_node_sends_from_its_cache_what_it_need_not_compute(tiny_model
         again = ask(cluster, oracle, prompt)
         assert again.writes == 2 * LAYERS
         assert again.prefill_chunks == 1
+
+
+def test_p38_a_prompt_that_differs_in_the_last_token_of_a_page_shares_only_what_is_equal(tiny_model: Path) -> None:
+    oracle, other = Oracle(tiny_model), list(FIRST)
+    other[2 * PAGE - 1] += 1
+    with Cluster(tiny_model, open_named("net"), Shape(page_size=PAGE)).start() as cluster:
+        assert ask(cluster, oracle, FIRST).writes == 4 * LAYERS
+        assert ask(cluster, oracle, other).writes == 3 * LAYERS, "of its 4 pages the first is held"
+        assert ask(cluster, oracle, FIRST).writes == LAYERS, "its full pages are still there"
+
+
+def test_p38_what_comes_back_after_many_evictions_on_both_sides_is_right(tiny_model: Path) -> None:
+    oracle = Oracle(tiny_model)
+    shape = Shape(page_size=PAGE, num_blocks=10, decode_blocks=8)
+    with Cluster(tiny_model, open_named("net"), shape).start() as cluster:
+        ask(cluster, oracle, FIRST)
+        for number in range(20):
+            _, answer = cluster.router.ask([5 + (i * 53 + 11 * number) % 200 for i in range(50)], ONE_TOKEN)
+            assert answer.result().reason is FinishReason.LENGTH
+        assert all(e.prefix_counters.evictions > 20 for engines in cluster.engines.values() for e in engines)
+        ask(cluster, oracle, FIRST)
+        assert ask(cluster, oracle, FIRST).writes == LAYERS
