@@ -64,7 +64,10 @@ def build_parallel(options: EngineOptions, head: bool, engines: int = 1, silence
         geometry = loaded.geometry(config.page_size)
         use = loaded.sizes.on_cpu(geometry, config.request_cap, bool(config.use_async_batching))
         chunks = count_chunks(use, config, CPU, ranks)
-        placed = [_open(each, options, loaded, geometry, chunks) for each in started]
+        placed = []
+        for each in started:
+            placed.append(_open(each, options, loaded, geometry, chunks))
+            undo.callback(placed[-1].runner.close)
         if options.tp == 1:
             placed.insert(0, place_on_cpu(loaded, config, sharers=ranks))
         built = [engine_of(loaded, config, each, sharers=ranks) for each in placed]

@@ -103,12 +103,13 @@ def as_forward(batch: ForwardBatch, chosen: bool) -> Forward:
 
 
 def as_batch(forward: Forward) -> ForwardBatch:
-    """Where no streams came along, rows say no more than that a token is wanted."""
-    streams = (SampleStream(*msgspec.structs.astuple(stream)) for stream in forward.streams)
+    """Where no streams came along, rows say no more than that a token is wanted. Raises StopIteration if some are
+    missing."""
+    streams = (SampleStream(s.params, s.seed, s.history, s.prompt_length) for s in forward.streams)
     rows = []
     for number, row in enumerate(forward.rows):
-        sample = next(streams, _UNCHOSEN) if row.wanted else None
-        rows.append(BatchRow(str(number), row.start, row.tokens, row.tables, sample, row.carry))
+        chosen = (next(streams) if forward.streams else _UNCHOSEN) if row.wanted else None
+        rows.append(BatchRow(str(number), row.start, row.tokens, row.tables, chosen, row.carry))
     return ForwardBatch(rows)
 
 
