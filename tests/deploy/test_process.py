@@ -10,11 +10,11 @@ import pytest
 from deploy.process import POLL_S, Child, ProcessId, spawn, start_time
 
 DEADLINE_S = 20.0
-SLEEPER = "import sys, time; print('up', flush=True); time.sleep(600)"
+SLEEPER = "import signal, sys; print('up', flush=True); signal.pause()"
 STUBBORN = "import signal, sys; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); signal.pause()"
 PARENT_OF_ONE = (
     "import subprocess, sys\n"
-    "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
+    "child = subprocess.Popen([sys.executable, '-c', 'import signal; signal.pause()'])\n"
     "print('child', child.pid, flush=True)\n"
     "child.wait()\n"
 )
