@@ -19,7 +19,7 @@ from protocol.ticket import TransferKey
 
 PING_EVERY_S = 1.0
 PEER_TIMEOUT_S = 4.0
-"""Three missed heartbeats of 1 s, and some slack."""
+"""Of either side, before it gives the other up: three missed pings, and some slack."""
 
 SendToPeer = Callable[[PrefillAddress, msgspec.Struct], None]
 """Dials if need be; never blocks."""

@@ -4,11 +4,9 @@ import time
 from dataclasses import dataclass
 
 from fabric.api import Sending, TransferEngine
+from kv_messenger.peers import PEER_TIMEOUT_S
 from protocol.layout import KVLayout
 from protocol.messages import Hello
-
-PEER_TIMEOUT_S = 4.0
-"""Three missed heartbeats of 1 s, and some slack."""
 
 
 @dataclass(slots=True)

@@ -9,10 +9,10 @@ import numpy as np
 from fabric.api import Sending
 from fabric.errors import FabricUnavailable
 from fabric.simulated import Faults, SimulatedEngine, SimulatedNetwork
+from kv_messenger.peers import PEER_TIMEOUT_S
 from kv_messenger.sender import Sender
 from kv_messenger.sender_transfer import Chunk
 from kv_messenger.sent import engine_id
-from kv_messenger.sessions import PEER_TIMEOUT_S
 from kv_messenger.sources import Source
 from protocol.gates import Gates
 from protocol.messages import (
