@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engine.options import EngineOptions, add_engine_options, engine_options_from
-from protocol.membership_options import Membership, add_membership_options, engine_count, membership_from
+from protocol.membership_options import Membership, add_membership_options, membership_from
 
 DESCRIPTION = """\
 Run a decode node: it receives requests from the router, has their prompts prefilled by a prefill node, and generates
@@ -28,7 +28,6 @@ def parse_config(argv: Sequence[str]) -> DecodeConfig:
     add_membership_options(parser, default_name="decode")
     add_engine_options(parser)
     group = parser.add_argument_group("decoding")
-    group.add_argument("--dp", type=engine_count, default=1, help="engines of this node (default: %(default)s)")
     group.add_argument("--local-prefill", action="store_true", help="compute prompts on this node, ask no prefill node")
     arguments = parser.parse_args(argv)
     return DecodeConfig(

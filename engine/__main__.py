@@ -3,10 +3,10 @@
 import sys
 from collections.abc import Sequence
 
+from engine.exit_codes import NOTHING_RAN
 from engine.interruption import Interruption
 
 PROGRAM = "kvferry generate"
-NOTHING_RAN = 2
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -14,13 +14,12 @@ from engine.batch_run import BatchRun
 from engine.build import build_engine
 from engine.engine import Engine
 from engine.errors import EngineError, UnusableFile
+from engine.exit_codes import NOTHING_RAN, SOME_FAILED
 from engine.interruption import Interruption
 from engine.manager import ContinuousBatchingManager, StopMode
 from engine.model_tokenizer import ModelTokenizer, load_tokenizer
 from engine.models.loading import check_model
 
-SOME_FAILED = 1
-NOTHING_RAN = 2
 WINDOW_BATCHES = 2
 """Lines under way, in full batches: one that runs, one that waits."""
 

@@ -7,11 +7,14 @@ from pathlib import Path
 from engine.config import DEFAULT_MARGINS, EVICTION_POLICIES, ContinuousBatchingConfig, SchedulerType
 from protocol.layout import ITEM_SIZES, MAX_RANKS, DType
 
+MAX_ENGINES = 64
+
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
     """`threads`: torch's intra-op threads of each device's process, None for its default. `device`: as torch names it.
-    `tp`: devices that the model is divided among. `model`: a str or another PathLike becomes a Path."""
+    `tp`: devices that the model is divided among. `model`: a str or another PathLike becomes a Path. Raises ValueError
+    for what cannot be."""
 
     model: Path
     batching: ContinuousBatchingConfig
@@ -22,10 +25,18 @@ class EngineOptions:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "model", Path(self.model))
+        if self.threads is not None and self.threads < 1:
+            raise ValueError("threads (--threads) must be at least 1")
+        if not 1 <= self.tp <= MAX_RANKS:
+            raise ValueError(f"tp (--tp) must be at least 1 and at most {MAX_RANKS}")
+        if self.tp > 1 and self.batching.use_async_batching:
+            raise ValueError(
+                "asynchronous batching (--async-batching) needs engines of one device each: leave out --tp"
+            )
 
 
 def add_engine_options(parser: argparse.ArgumentParser, alone: bool = False) -> None:
-    """`alone`: the engine is no node's, and neither are the help texts."""
+    """`alone`: the engine is no node's: it is one, and the help texts speak of none."""
     group = parser.add_argument_group("model and engine")
     group.add_argument("--model", required=True, type=Path, metavar="DIR", help="a local Hugging Face model folder")
     group.add_argument("--threads", type=int, help="CPU threads of each device (default: torch's choice)")
@@ -36,6 +47,13 @@ def add_engine_options(parser: argparse.ArgumentParser, alone: bool = False) -> 
         help="devices that share the model, a process each, which reads the whole model to keep its part"
         " (default: %(default)s)",
     )
+    if not alone:
+        group.add_argument(
+            "--dp",
+            type=_engine_count,
+            default=1,
+            help="engines of this node, each for requests of its own (default: %(default)s)",
+        )
     parser.set_defaults(device="cpu", dtype="float32")
     _add_cache_options(group)
     _add_scheduling_options(group, alone)
@@ -105,12 +123,6 @@ def engine_options_from(
     parser: argparse.ArgumentParser, arguments: argparse.Namespace, scheduler: SchedulerType = "fifo"
 ) -> EngineOptions:
     """`scheduler`: where none is asked for. Exits with argparse's message if a value is impossible."""
-    if arguments.threads is not None and arguments.threads < 1:
-        parser.error("--threads must be at least 1")
-    if not 1 <= arguments.tp <= MAX_RANKS:
-        parser.error(f"--tp must be at least 1 and at most {MAX_RANKS}")
-    if arguments.tp > 1 and arguments.async_batching:
-        parser.error("--async-batching needs one device: leave out --tp")
     try:
         batching = ContinuousBatchingConfig(
             page_size=arguments.page_size,
@@ -126,16 +138,23 @@ def engine_options_from(
             use_async_batching=arguments.async_batching or None,
             debug_pages=arguments.debug_pages,
         )
+        return EngineOptions(
+            model=arguments.model,
+            batching=batching,
+            threads=arguments.threads,
+            device=arguments.device,
+            dtype=arguments.dtype,
+            tp=arguments.tp,
+        )
     except ValueError as error:
         parser.error(str(error))
-    return EngineOptions(
-        model=arguments.model,
-        batching=batching,
-        threads=arguments.threads,
-        device=arguments.device,
-        dtype=arguments.dtype,
-        tp=arguments.tp,
-    )
+
+
+def _engine_count(text: str) -> int:
+    number = int(text)
+    if not 1 <= number <= MAX_ENGINES:
+        raise argparse.ArgumentTypeError(f"a node has 1 to {MAX_ENGINES} engines, not {number}")
+    return number
 
 
 def _count_or_auto(text: str) -> int | None:

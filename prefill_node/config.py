@@ -5,13 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from engine.options import EngineOptions, add_engine_options, engine_options_from
-from protocol.membership_options import (
-    Membership,
-    add_membership_options,
-    engine_count,
-    membership_from,
-    port_number,
-)
+from protocol.membership_options import Membership, add_membership_options, membership_from, port_number
 
 DESCRIPTION = """\
 Run a prefill node: it computes prompts for decode nodes and writes the KV cache into their memory, layer by layer,
@@ -34,7 +28,6 @@ def parse_config(argv: Sequence[str]) -> PrefillConfig:
     add_membership_options(parser, default_name="prefill")
     add_engine_options(parser)
     group = parser.add_argument_group("prefilling")
-    group.add_argument("--dp", type=engine_count, default=1, help="engines of this node (default: %(default)s)")
     group.add_argument("--port", type=port_number, default=0, help="port that decode nodes dial (default: any)")
     arguments = parser.parse_args(argv)
     engine_options = engine_options_from(parser, arguments, scheduler="prefill_first")

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-MAX_ENGINES = 64
-
 
 @dataclass(frozen=True, slots=True)
 class Membership:
@@ -32,14 +30,6 @@ def port_number(text: str) -> int:
     number = int(text)
     if not 0 <= number < 1 << 16:
         raise argparse.ArgumentTypeError(f"{number} is no port: 0 to 65535, 0 takes any free one")
-    return number
-
-
-def engine_count(text: str) -> int:
-    """For argparse."""
-    number = int(text)
-    if not 1 <= number <= MAX_ENGINES:
-        raise argparse.ArgumentTypeError(f"a node has 1 to {MAX_ENGINES} engines, not {number}")
     return number
 
 

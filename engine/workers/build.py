@@ -49,8 +49,6 @@ def build_parallel(options: EngineOptions, head: bool, engines: int = 1, silence
     Raises as `build_engine` does, and DeviceLost.
     """
     config = options.batching
-    if config.use_async_batching and options.tp > 1:
-        raise ValueError("asynchronous batching (--async-batching) needs engines of one device each: leave out --tp")
     check_model(options.model, options.tp)
     ranks = engines * options.tp
     threads = options.threads or max(1, torch.get_num_threads() // ranks)

@@ -24,11 +24,21 @@ def test_the_settings_arrive_where_they_belong() -> None:
     assert not batching.debug_pages
 
 
-@pytest.mark.parametrize("wrong", [("--page-size", "3"), ("--num-blocks", "0"), ("--threads", "0")])
+@pytest.mark.parametrize(
+    "wrong", [("--page-size", "3"), ("--num-blocks", "0"), ("--threads", "0"), ("--tp", "0"), ("--dp", "0")]
+)
 def test_impossible_values_exit_with_the_reason(wrong: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         parse(*wrong)
     assert wrong[0].strip("-").replace("-", "_") in capsys.readouterr().err.replace("-", "_")
+
+
+def test_asynchronous_batching_needs_engines_of_one_device(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse("--tp", "2", "--async-batching")
+    assert "leave out --tp" in capsys.readouterr().err
+    with pytest.raises(ValueError, match="leave out --tp"):
+        EngineOptions(Path("some/dir"), ContinuousBatchingConfig(use_async_batching=True), None, tp=2)
 
 
 def test_a_model_may_be_named_by_a_string() -> None:

@@ -156,12 +156,6 @@ def test_a_model_that_cannot_be_divided_starts_no_process(tiny_kind: Callable[[s
     assert children() == before
 
 
-def test_asynchronous_batching_needs_one_device(tiny_llama: Path) -> None:
-    config = ContinuousBatchingConfig(use_async_batching=True)
-    with pytest.raises(ValueError, match="leave out --tp"):
-        build_parallel(EngineOptions(tiny_llama, config, threads=1, tp=2), head=True)
-
-
 def test_the_engine_ends_with_a_worker_in_a_forward_and_in_idleness(engines: list[Engine]) -> None:
     """The last test on these engines. A stopped worker keeps the forward under way until it is killed."""
     busy, idle = engines
