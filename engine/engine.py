@@ -83,8 +83,8 @@ class Engine:
         self._scheduler = SCHEDULERS[config.scheduler_type](config, self._cache, self._lookup)
         self.offload = OffloadStore(self._cache, parts.host_pool) if parts.host_pool else None
         room = RoomMaker(self._cache, self._scheduler, self.offload, self.counters)
-        self._forking = Forking(self._cache, self._scheduler, self.counters)
         self._lives = Lives(parts.limits, self._cache, self._lookup, self._scheduler, room, config.seed)
+        self._forking = Forking(self._cache, self._scheduler, self._lives, self.counters)
         forward_pass = ForwardPass(parts.runner, self._cache, parts.progress)
         self._stepping = Stepping(
             self._lives,
@@ -199,8 +199,8 @@ class Engine:
         if len(request.prompt) == 1 or request.sampling.max_new_tokens == 0:
             family = [request, *(child_of(request, i) for i in range(1, request.n))]
         else:
-            family, request.unborn = [request], request.child_ids()
-            self._lives.requests.update(dict.fromkeys(request.unborn, request))
+            family = [request]
+            self._forking.expect(request)
         for member in family:
             self._lives.requests[member.id] = member
             self._lives.queue(member)
@@ -247,14 +247,11 @@ class Engine:
         Raises InvalidRequest, CapacityExceeded, or NoRoom when `can_reserve` says no.
         """
         self.validate(request)
-        if request.n > 1:
-            raise InvalidRequest(
-                f"request {request.id!r}: {request.n} sequences of a remote prompt cannot be generated"
-            )
         if not self.can_reserve(request):
             raise NoRoom(f"request {request.id!r}: no room for {len(request.prompt)} tokens now")
         hits = self._lookup.hits(request)
         self._lives.admit(request)
+        self._forking.expect(request)
         self._scheduler.count_reservation()
         self._lookup.count(request, hits)
         request.status = RequestStatus.WAITING_FOR_REMOTE_KV
@@ -263,7 +260,8 @@ class Engine:
         return Reservation([list(table) for table in self._cache.tables(request.owner)], len(hits))
 
     def resume(self, request_id: str, computed: int) -> None:
-        """KV of the first `computed` tokens is in its blocks: schedule the rest. Raises UnknownRequest."""
+        """KV of the first `computed` tokens is in its blocks: schedule the rest, and the sequences that begin with it.
+        Raises UnknownRequest."""
         request = self._lives.remote.pop(request_id, None)
         if request is None:
             raise UnknownRequest(f"request {request_id!r} does not wait for KV")
@@ -274,16 +272,19 @@ class Engine:
         request.status = RequestStatus.DECODING if request.remaining == 1 else RequestStatus.PREFILLING
         if request.sampling.max_new_tokens == 0:
             self._lives.end(request, RequestStatus.FINISHED, FinishReason.LENGTH)
-        else:
-            self._scheduler.activate(request)
+            return
+        self._scheduler.activate(request)
+        if request.unborn and request.remaining == 1:
+            self._forking.fork(request)
 
     def quarantine(self, request_id: str) -> None:
-        """A request that waits for KV leaves the engine without an Ended; its blocks stay out of use, as somebody may
-        still write to them. Other ids are ignored."""
+        """A request that waits for KV leaves the engine, with all its sequences and without an Ended; its blocks stay
+        out of use, as somebody may still write to them. Other ids are ignored."""
         request = self._lives.remote.get(request_id)
         if request is None:
             return
-        del self._lives.requests[request_id]
+        for name in (request_id, *request.unborn):
+            del self._lives.requests[name]
         self._cache.quarantine(request.owner)
         self._lives.retire(request, RequestStatus.FAILED)
 

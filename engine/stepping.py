@@ -132,7 +132,7 @@ class Stepping:
         if request.prefill_only and request.remaining == 0:
             self._lives.prefilled(request)
         elif request.unborn and request.remaining == 1 and not request.in_flight:
-            self._lives.requests.update({child.id: child for child in self._forking.fork(request)})
+            self._forking.fork(request)
 
     def _fail_batch(self, scheduled: Sequence[ScheduledRequest], error: ForwardFailed) -> None:
         self._counters.failed_batches += 1

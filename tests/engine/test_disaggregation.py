@@ -46,6 +46,35 @@ def test_tokens_are_those_of_one_engine(tiny_llama: Path, page_size: int) -> Non
     assert prefill.counters.tokens == 0
 
 
+@pytest.mark.parametrize(("blocks", "sharing", "forks"), [(64, False, 2), (64, True, 2), (13, False, 0), (13, True, 2)])
+def test_sequences_of_one_arrived_prompt_draw_what_they_draw_in_an_engine_alone(
+    tiny_llama: Path, blocks: int, sharing: bool, forks: int
+) -> None:
+    """Of 8 blocks of prompt a copy takes 8 more, or 1 where blocks are shared: what does not fit is computed here."""
+    prompt = prompt_of(30, seed=7)
+    drawn = SamplingParams(max_new_tokens=NEW, temperature=0.8, seed=11)
+    alone, prefill = model_engine(tiny_llama, page_size=4), model_engine(tiny_llama, page_size=4, head=False)
+    alone.add(Request("r", prompt, drawn, n=3))
+    decode = model_engine(tiny_llama, page_size=4, num_blocks=blocks, sharing=sharing)
+    for sampling in (drawn, SamplingParams(max_new_tokens=NEW)):
+        request = Request("r", prompt, sampling, n=3)
+        reservation = decode.reserve(request)
+        source = prefill_here(prefill, {"r": prompt})["r"]
+        copy_pages(
+            prefill, source[reservation.cached :], decode, reservation.tables[0][reservation.cached : len(source)]
+        )
+        prefill.release("r")
+        decode.resume("r", computed=len(prompt) - 1)
+        tokens = run(decode).tokens
+        assert_at_rest(decode)
+        if sampling is drawn:
+            assert tokens == run(alone).tokens
+            assert len({tuple(sequence) for sequence in tokens.values()}) == 3
+        else:
+            assert tokens == dict.fromkeys(["r", *request.child_ids()], greedy(tiny_llama, prompt, NEW))
+    assert decode.counters.forks == 2 * forks
+
+
 def test_a_page_that_arrives_wrong_changes_the_tokens(tiny_llama: Path) -> None:
     prefill = model_engine(tiny_llama, page_size=4, head=False)
     decode = model_engine(tiny_llama, page_size=4)

@@ -142,8 +142,7 @@ class Stream:
     def arrive(self, name: str, arrival: Arrival, index: int) -> None:
         sampling = SamplingParams(max_new_tokens=arrival.new)
         delay = arrival.remote if self.shape.groups is FULL else None
-        n = arrival.n if delay is None else 1
-        request = Request(name, arrival.prompt(index), sampling, n=n, priority=arrival.family % 2)
+        request = Request(name, arrival.prompt(index), sampling, n=arrival.n, priority=arrival.family % 2)
         try:
             if delay is None:
                 self.engine.add(request)

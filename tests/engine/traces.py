@@ -126,9 +126,9 @@ class Harness:
         self.requests[request_id] = request
         return request
 
-    def reserve(self, request_id: str, prompt: int, new: int, attempt: int = 1) -> list[int]:
+    def reserve(self, request_id: str, prompt: int, new: int, attempt: int = 1, n: int = 1) -> list[int]:
         """Its blocks."""
-        return self.engine.reserve(self.make(request_id, prompt, new, attempt)).tables[0]
+        return self.engine.reserve(self.make(request_id, prompt, new, attempt, n)).tables[0]
 
     def can_reserve(self, prompt: int) -> bool:
         return self.engine.can_reserve(Request("?", list(range(prompt)), SamplingParams(max_new_tokens=1)))
