@@ -147,8 +147,9 @@ def _add_doctor(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
     parser = commands.add_parser(
         "doctor",
         help="check whether this machine can run a node, and say what to change",
-        description="Check Python, cores, memory, open files, shared memory, torch, libfabric with its providers, and "
-        "locked memory. Exit code 1 if something would keep a node from running.",
+        description="Check Python, cores, memory, open files, shared memory, torch, libfabric with its providers, "
+        "locked memory, and which NICs and cores are nearest to each GPU. Exit code 1 if something would keep a node "
+        "from running.",
     )
     parser.add_argument("--router-only", action="store_true", help="check only what a router needs")
     parser.set_defaults(run=lambda arguments: doctor.main(arguments.router_only))

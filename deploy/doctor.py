@@ -4,7 +4,7 @@ import os
 import resource
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from importlib.metadata import PackageNotFoundError
@@ -15,6 +15,9 @@ import psutil
 
 from deploy.console import say
 from fabric.errors import FabricError
+from fabric.sysfs import Machine, read_machine
+from fabric.topology import Level as Nearness
+from fabric.topology import Slice, candidates, gpu_slices, host_slice
 
 MIB = 1 << 20
 WANTED_LIBFABRIC = (1, 19)
@@ -131,6 +134,34 @@ def check_shm(folder: Path = Path("/dev/shm")) -> Finding:
     return Finding(Level.OK, "shm", f"{free // MIB} MiB free in {folder}")
 
 
+def check_topology(machine: Machine, allowed: Collection[int]) -> list[Finding]:
+    """Which NICs and cores a node's devices would use: a line for each GPU, or one for the host's memory."""
+    nics = candidates(machine)
+    if not machine.gpus:
+        return [check_slice("nics", "host memory", host_slice(machine, nics, allowed))]
+    slices = gpu_slices(machine, nics).items()
+    return [check_slice(f"gpu {index}", address, share) for index, (address, share) in enumerate(slices)]
+
+
+def check_slice(subject: str, device: str, share: Slice) -> Finding:
+    fact = f"{device}: {', '.join(nic.name for nic in share.nics) or 'no NIC'}"
+    if share.distance is not None:
+        fact += f" ({share.distance.level})"
+    if share.cores:
+        fact += f", cores {in_runs(share.cores)}"
+    if share.distance is None or share.distance.level is not Nearness.SYSTEM:
+        return Finding(Level.OK, subject, fact)
+    remedy = "no NIC is known to be near: start the node where there is one, or name others with --nics"
+    return Finding(Level.WARN, subject, fact, remedy)
+
+
+def in_runs(numbers: Sequence[int]) -> str:
+    """Ascending ones, as the kernel writes them: "0-13,112-125"."""
+    firsts = [number for number in numbers if number - 1 not in numbers]
+    lasts = [number for number in numbers if number + 1 not in numbers]
+    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in zip(firsts, lasts, strict=True))
+
+
 def examine(router_only: bool) -> Iterable[Finding]:
     """All findings, cheap ones first. `router_only` leaves out what only a node needs."""
     yield check_python()
@@ -142,6 +173,7 @@ def examine(router_only: bool) -> Iterable[Finding]:
     yield check_shm()
     yield check_torch()
     yield from check_fabric(resource.getrlimit(resource.RLIMIT_MEMLOCK)[0])
+    yield from check_topology(read_machine(), os.sched_getaffinity(0))
 
 
 def main(router_only: bool, examine: Callable[[bool], Iterable[Finding]] = examine) -> int:
