@@ -74,6 +74,7 @@ class Admission:
         local_prefill: bool,
         max_queue: int,
         target: int = 0,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._engine = engine
         self._source = source
@@ -85,6 +86,7 @@ class Admission:
         self._local_prefill = local_prefill
         self._max_queue = max_queue
         self._target = target
+        self._clock = clock
         self._jobs: dict[str, Job] = {}
         self._queue: deque[Job] = deque()
         self._at_join_gate: list[str] = []
@@ -107,7 +109,7 @@ class Admission:
         if refusal is not None:
             self._refuse(request, refusal)
             return
-        now = time.monotonic()
+        now = self._clock()
         job = Job(request, time.monotonic_ns(), now + request.deadline_s, list(request.prefills))
         self._jobs[job.id] = job
         self._queue.append(job)
@@ -188,7 +190,7 @@ class Admission:
     # ---- from the clock and the tests ----
 
     def on_tick(self) -> None:
-        now = time.monotonic()
+        now = self._clock()
         for job in [job for job in self._jobs.values() if now >= job.deadline]:
             self._stop(job, FinishReason.ERROR, Failure(FailureCode.DEADLINE, "the request's deadline passed"))
         self.admit()
@@ -240,7 +242,7 @@ class Admission:
             return
         job.peer = job.untried.pop(0)
         job.state, job.asked_ns = JobState.WAITING_FOR_KV, time.monotonic_ns()
-        remaining = max(0.0, job.deadline - time.monotonic())
+        remaining = max(0.0, job.deadline - self._clock())
         self._source.fetch(
             Fetch(
                 key=job.key(self._instance),

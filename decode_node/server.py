@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -38,6 +39,26 @@ PROBE_TIMEOUT_S = 0.5
 log = logging.getLogger(__name__)
 
 
+Prober = Callable[[str, Callable[[bool], None]], None]
+"""(address, then): find out whether nobody listens there, and call `then` with it, on any thread. Never blocks."""
+
+
+def probe_in_thread(address: str, then: Callable[[bool], None]) -> None:
+    """A connection attempt may take PROBE_TIMEOUT_S."""
+    threading.Thread(target=lambda: then(_refuses(address)), name="probe", daemon=True).start()
+
+
+def _refuses(address: str) -> bool:
+    where = urlsplit(address)
+    try:
+        socket.create_connection((where.hostname or "", where.port or 0), PROBE_TIMEOUT_S).close()
+    except ConnectionRefusedError:
+        return True
+    except OSError as error:
+        event(log, "prefill node unreachable", logging.WARNING, address=address, error=str(error))
+    return False
+
+
 @dataclass(slots=True)
 class _Peer:
     address: PrefillAddress
@@ -49,8 +70,12 @@ class _Peer:
 class PrefillLinks:
     """The links to prefill instances. `send` and `hang_up` come from the pump's thread."""
 
-    def __init__(self, control: ControlThread) -> None:
+    def __init__(
+        self, control: ControlThread, clock: Callable[[], float] = time.monotonic, probe: Prober = probe_in_thread
+    ) -> None:
         self._control = control
+        self._clock = clock
+        self._probe = probe
         self._peers: dict[str, _Peer] = {}
         self._pump: Pump | None = None
         self._receiver: Receiver | None = None
@@ -70,11 +95,11 @@ class PrefillLinks:
 
     def on_tick(self) -> None:
         """Ask the operating system about peers that were not heard of."""
-        now = time.monotonic()
+        now = self._clock()
         for peer in self._peers.values():
             if now - peer.last_heard > SILENT_AFTER_S and not peer.probing:
                 peer.probing = True
-                threading.Thread(target=self._probe, args=(peer,), name="probe", daemon=True).start()
+                self._probe(peer.address.address, partial(self._probed, peer))
 
     def _send_now(self, address: PrefillAddress, message: msgspec.Struct) -> None:
         peer = self._peers.get(address.instance)
@@ -82,7 +107,7 @@ class PrefillLinks:
             link = self._control.dial(
                 address.address, ToDecode, lambda _, __, got: self._receive(address.instance, got)
             )
-            peer = self._peers[address.instance] = _Peer(address, link, time.monotonic())
+            peer = self._peers[address.instance] = _Peer(address, link, self._clock())
         self._control.send_now(peer.link, message)
 
     def _hang_up_now(self, instance: str) -> None:
@@ -95,7 +120,7 @@ class PrefillLinks:
         assert self._pump is not None and self._receiver is not None
         peer = self._peers.get(instance)
         if peer is not None:
-            peer.last_heard = time.monotonic()
+            peer.last_heard = self._clock()
         if not isinstance(message, Nack) and message.instance != instance:
             self._proven_dead(instance, "another instance answers at its address")
             return
@@ -123,15 +148,10 @@ class PrefillLinks:
                 event(log, "prefill node refused a frame", logging.WARNING, reason=message.failure.message)
         return None
 
-    def _probe(self, peer: _Peer) -> None:
-        """On a thread of its own: a connection attempt may take PROBE_TIMEOUT_S."""
-        where = urlsplit(peer.address.address)
-        try:
-            socket.create_connection((where.hostname or "", where.port or 0), PROBE_TIMEOUT_S).close()
-        except ConnectionRefusedError:
+    def _probed(self, peer: _Peer, refuses: bool) -> None:
+        """On the probe's thread."""
+        if refuses:
             self._proven_dead(peer.address.instance, "its address refuses connections")
-        except OSError as error:
-            event(log, "prefill node unreachable", logging.WARNING, peer=peer.address.name, error=str(error))
         peer.probing = False
 
     def _proven_dead(self, instance: str, reason: str) -> None:

@@ -57,10 +57,17 @@ class Peer:
 class PrefillPeers:
     """Used on the pump's thread alone. It never closes a landing: that is a fence, and the receiver's to decide."""
 
-    def __init__(self, me: Introduction, fabric: TransferEngine, send: SendToPeer) -> None:
+    def __init__(
+        self,
+        me: Introduction,
+        fabric: TransferEngine,
+        send: SendToPeer,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._me = me
         self._fabric = fabric
         self._send = send
+        self._clock = clock
         self._peers: dict[str, Peer] = {}
         self._lingering: list[tuple[str, Landing]] = []
         self._greetings = 0
@@ -91,7 +98,7 @@ class PrefillPeers:
         """A fresh landing for this instance alone, and Hello."""
         self._greetings += 1
         landing = self._fabric.open_landing(address.name)
-        peer = Peer(address, self._greetings, landing, time.monotonic())
+        peer = Peer(address, self._greetings, landing, self._clock())
         self._peers[address.instance] = peer
         hello = Hello(
             instance=self._me.instance,
@@ -113,7 +120,7 @@ class PrefillPeers:
     def seen(self, instance: str) -> None:
         peer = self._peers.get(instance)
         if peer is not None:
-            peer.last_seen = time.monotonic()
+            peer.last_seen = self._clock()
 
     def ping(self, now: float) -> None:
         if now >= self._next_ping:

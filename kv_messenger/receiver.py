@@ -58,12 +58,13 @@ class Receiver:
     send: SendToPeer
     hang_up: Callable[[str], None]
     debug: bool = False
+    clock: Callable[[], float] = time.monotonic
     counters: ReceiverCounters = field(default_factory=ReceiverCounters)
     _slots: ImmediateSlots = field(default_factory=ImmediateSlots)
     _attempts: Attempts = field(default_factory=Attempts)
 
     def __post_init__(self) -> None:
-        self._peers = PrefillPeers(self.me, self.fabric, self.send)
+        self._peers = PrefillPeers(self.me, self.fabric, self.send, self.clock)
         self._fencing = Fencing(self.fabric, self._peers, self._attempts, self.counters, self.hang_up, self._do)
 
     @property
@@ -96,7 +97,7 @@ class Receiver:
             self._slots.give_back(immediate)
             self._refuse(fetch, Failure(FailureCode.TRANSFER_FAILED, str(error)[:1000]))
             return
-        transfer = ReceiverTransfer(fetch.key, time.monotonic() + fetch.deadline_s, self.debug)
+        transfer = ReceiverTransfer(fetch.key, self.clock() + fetch.deadline_s, self.debug)
         attempt = Attempt(fetch, transfer, peer.landing, immediate)
         self._attempts.add(attempt)
         self.counters.requested += 1
@@ -108,7 +109,7 @@ class Receiver:
     def abort(self, key: TransferKey, failure: Failure | None) -> None:
         attempt = self._attempts.get(key)
         if attempt is not None:
-            self._do(attempt, attempt.transfer.abort(time.monotonic(), failure))
+            self._do(attempt, attempt.transfer.abort(self.clock(), failure))
 
     def peer_dead(self, instance: str) -> None:
         """The peer's process is proven gone: another instance answers at its address, or nobody listens there."""
@@ -117,7 +118,7 @@ class Receiver:
     def stop_all(self, failure: Failure) -> None:
         """The node is going down: fail what is open and ask every sender to stop. Closing the fabric is the fence."""
         for attempt in self._attempts.all():
-            self._do(attempt, attempt.transfer.abort(time.monotonic(), failure))
+            self._do(attempt, attempt.transfer.abort(self.clock(), failure))
 
     def wait_idle(self, timeout: float) -> bool:
         """From any thread: wait until no transfer is open. False if some still are."""
@@ -132,7 +133,7 @@ class Receiver:
         if reason := refuse_pair(welcome.layout, self.me.layout):
             self._fencing.refused(peer, Failure(FailureCode.INCOMPATIBLE, reason))
             return
-        peer.layout, peer.last_seen = welcome.layout, time.monotonic()
+        peer.layout, peer.last_seen = welcome.layout, self.clock()
         log_event(log, "prefill node connected", peer=peer.address.name, peer_instance=welcome.instance)
         waiting, peer.waiting = peer.waiting, []
         for key in waiting:
@@ -160,13 +161,13 @@ class Receiver:
             target.owner.prefill_timed(finished.key, finished.times)
         attempt = self._attempts.asked_of(finished.instance, finished.key)
         if attempt is not None:
-            actions = attempt.transfer.on_finished(time.monotonic(), finished.posted, finished.checksums)
+            actions = attempt.transfer.on_finished(self.clock(), finished.posted, finished.checksums)
             self._do(attempt, actions)
 
     def on_stopped(self, stopped: Stopped) -> None:
         attempt = self._known(stopped.instance, stopped.key)
         if attempt is not None:
-            self._do(attempt, attempt.transfer.on_stopped(time.monotonic(), stopped.posted, stopped.failure))
+            self._do(attempt, attempt.transfer.on_stopped(self.clock(), stopped.posted, stopped.failure))
             self._fencing.renew_if_stale(attempt, stopped.failure)
 
     # ---- from the pump ----
@@ -216,7 +217,7 @@ class Receiver:
             blocks=[list(table) for table in fetch.tables],
             regions=self.targets[fetch.target].remote,
         )
-        remaining = max(0.0, attempt.transfer.deadline - time.monotonic())
+        remaining = max(0.0, attempt.transfer.deadline - self.clock())
         self.send(
             peer.address,
             PrefillRequest(ticket=ticket, public_id=fetch.public_id, tokens=list(fetch.tokens), deadline_s=remaining),

@@ -6,7 +6,7 @@ and one `SenderTransfer` per accepted ticket; it asks the engine and the control
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from fabric.api import EndpointFailed, Event, TransferEngine, WritesEnded, WritesFailed
@@ -72,11 +72,12 @@ class Sender:
     send: SendToPeer
     gates: Gates
     debug: bool = False
+    clock: Callable[[], float] = time.monotonic
     counters: SenderCounters = field(default_factory=SenderCounters)
     _sent: SentTable = field(default_factory=SentTable)
 
     def __post_init__(self) -> None:
-        self._sessions = Sessions(self.fabric)
+        self._sessions = Sessions(self.fabric, self.clock)
         self._arming = GatedArming(self.gates, self._arm)
         self._last_words = LastWords(self.instance, self.send)
 
@@ -213,7 +214,7 @@ class Sender:
 
     def _accept(self, request: PrefillRequest, plan: TransferPlan, source: Source) -> None:
         key, tokens = request.ticket.key, request.tokens
-        transfer = SenderTransfer(key, plan, time.monotonic_ns(), time.monotonic() + request.deadline_s)
+        transfer = SenderTransfer(key, plan, time.monotonic_ns(), self.clock() + request.deadline_s)
         self._sent.add(Sent(transfer, source))
         self.counters.accepted += 1
         log_event(log, "prefill accepted", request=key.request, public_id=request.public_id, tokens=len(tokens))

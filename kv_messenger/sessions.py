@@ -1,6 +1,7 @@
 """The prefill side's view of decode nodes: one session per instance, each with its own sending endpoint."""
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from fabric.api import Sending, TransferEngine
@@ -24,8 +25,9 @@ class Session:
 class Sessions:
     """Used on the pump's thread alone."""
 
-    def __init__(self, fabric: TransferEngine) -> None:
+    def __init__(self, fabric: TransferEngine, clock: Callable[[], float] = time.monotonic) -> None:
         self._fabric = fabric
+        self._clock = clock
         self._sessions: dict[str, Session] = {}
 
     def __len__(self) -> int:
@@ -41,7 +43,7 @@ class Sessions:
         """The caller has closed an older session of the instance before."""
         assert hello.instance not in self._sessions, hello.instance
         endpoint = self._fabric.connect(hello.name, hello.landing_address)
-        session = Session(hello.instance, hello.name, hello.landing, hello.layout, endpoint, time.monotonic())
+        session = Session(hello.instance, hello.name, hello.landing, hello.layout, endpoint, self._clock())
         self._sessions[hello.instance] = session
         return session
 
@@ -53,7 +55,7 @@ class Sessions:
     def seen(self, instance: str) -> None:
         session = self._sessions.get(instance)
         if session is not None:
-            session.last_seen = time.monotonic()
+            session.last_seen = self._clock()
 
     def silent(self, now: float) -> list[Session]:
         return [session for session in self._sessions.values() if now - session.last_seen > PEER_TIMEOUT_S]

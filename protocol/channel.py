@@ -106,7 +106,8 @@ class ControlThread:
     def send_now(self, link: Link, message: msgspec.Struct, to: bytes = b"") -> bool:
         """On the control thread. False if the peer's queue is full or the peer is unknown: counted, not raised."""
         try:
-            frames = [to, encode(message)] if link.bound else [encode(message)]
+            frame = self._frame(message)
+            frames = [to, frame] if link.bound else [frame]
             link.socket.send_multipart(frames, zmq.NOBLOCK)
         except (zmq.Again, zmq.ZMQError, BadFrame) as error:
             if isinstance(error, zmq.ZMQError) and error.errno not in (zmq.EAGAIN, zmq.EHOSTUNREACH):
@@ -170,6 +171,9 @@ class ControlThread:
         self._links[link.socket] = link
         self._poller.register(link.socket, zmq.POLLIN)
         return link
+
+    def _frame(self, message: msgspec.Struct) -> bytes:
+        return encode(message)
 
     def _run(self) -> None:
         try:
