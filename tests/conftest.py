@@ -2,6 +2,7 @@
 
 import os
 import random
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,23 @@ import pytest
 from deploy.model import is_ready
 
 MODEL = Path(__file__).resolve().parent.parent / ".kvferry" / "models" / "SmolLM2-135M-Instruct"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Hypothesis, where it is installed, times no example: that would measure what else the machine does."""
+    if config.pluginmanager.has_plugin("hypothesispytest"):
+        from hypothesis import settings
+
+        settings.register_profile("untimed", deadline=None)
+        settings.load_profile("untimed")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """What a test logs may be no Unicode; to reach another process (`-n 2`) it must be."""
+    report = yield
+    report.sections = [(name, text.encode(errors="backslashreplace").decode()) for name, text in report.sections]
+    return report
 
 
 @pytest.fixture
