@@ -80,7 +80,5 @@ def prepare_forward(batch: ForwardBatch) -> PreparedForward:
 
 
 def _own(key: SampleKey) -> SampleKey:
-    """Without the engine's live list: copied where it is needed, a carried token's placeholder left out."""
-    if not key.params.needs_history:
-        return key._replace(history=())
-    return key._replace(history=[token for token in key.history if token != PLACEHOLDER])
+    """Without the engine's live list: copied where it is needed. A carried token is not in it yet."""
+    return key._replace(history=list(key.history) if key.params.needs_history else ())

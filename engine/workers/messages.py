@@ -5,7 +5,7 @@ from typing import Annotated
 
 import msgspec
 
-from engine.forward_batch import PLACEHOLDER, BatchRow, ForwardBatch, SampleStream
+from engine.forward_batch import BatchRow, ForwardBatch, SampleStream
 from engine.runner import SampledToken
 from protocol.layout import MAX_RANKS, DType, Positive
 from protocol.sampling import SamplingParams
@@ -52,20 +52,12 @@ class Row(msgspec.Struct, frozen=True, array_like=True):
     carry: int
 
 
-class Stream(msgspec.Struct, frozen=True, array_like=True):
-    """See SampleStream. The history is left out where no token depends on it."""
-
-    params: SamplingParams
-    seed: int
-    history: Sequence[int]
-    prompt_length: int
-
-
 class Forward(msgspec.Struct, frozen=True, tag=True):
-    """`streams`: of the wanted tokens, in order; none for ranks that choose none."""
+    """`streams`: of the wanted tokens, in order, without the history where no token depends on it; none for ranks that
+    choose none."""
 
     rows: list[Row]
-    streams: list[Stream]
+    streams: list[SampleStream]
 
 
 class Done(msgspec.Struct, frozen=True, tag=True):
@@ -99,13 +91,13 @@ _UNCHOSEN = SampleStream(SamplingParams(max_new_tokens=0), 0)
 def as_forward(batch: ForwardBatch, chosen: bool) -> Forward:
     """`chosen`: the receiver, or one of several, chooses the tokens."""
     rows = [Row(row.start, row.tokens, row.tables, row.sample is not None, row.carry) for row in batch.rows]
-    return Forward(rows, [_stream(row.sample) for row in batch.rows if row.sample] if chosen else [])
+    return Forward(rows, [_as_sent(row.sample) for row in batch.rows if row.sample] if chosen else [])
 
 
 def as_batch(forward: Forward) -> ForwardBatch:
     """Where no streams came along, rows say no more than that a token is wanted. Raises StopIteration if some are
     missing."""
-    streams = (SampleStream(s.params, s.seed, s.history, s.prompt_length) for s in forward.streams)
+    streams = iter(forward.streams)
     rows = []
     for number, row in enumerate(forward.rows):
         chosen = (next(streams) if forward.streams else _UNCHOSEN) if row.wanted else None
@@ -113,6 +105,5 @@ def as_batch(forward: Forward) -> ForwardBatch:
     return ForwardBatch(rows)
 
 
-def _stream(sample: SampleStream) -> Stream:
-    history = [token for token in sample.history if token != PLACEHOLDER] if sample.params.needs_history else []
-    return Stream(sample.params, sample.seed, history, sample.prompt_length)
+def _as_sent(stream: SampleStream) -> SampleStream:
+    return stream if stream.params.needs_history else stream._replace(history=())

