@@ -11,10 +11,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from decode_node.choices import Choices
 from decode_node.job import Job, JobState
+from decode_node.retries import final_failure, may_retry
 from engine.engine import Engine, Reservation
 from engine.errors import CapacityExceeded, InvalidRequest
-from engine.outputs import Ended, StepOutput
+from engine.outputs import StepOutput
 from engine.request import Request
 from kv_messenger.attempts import Arrival, Fetch
 from protocol.gates import Gates
@@ -27,13 +29,8 @@ from protocol.messages import (
     Message,
     PrefillTimes,
     RequestEnded,
-    TokenDelta,
 )
 from protocol.ticket import TransferKey
-
-MAX_ATTEMPTS = 4
-_TRY_SAME_PEER_AGAIN = frozenset({FailureCode.STALE_PEER, FailureCode.TRANSFER_FAILED})
-_GIVE_UP = frozenset({FailureCode.INVALID, FailureCode.TOO_LONG, FailureCode.DEADLINE})
 
 log = logging.getLogger(__name__)
 
@@ -88,6 +85,7 @@ class Admission:
         self._target = target
         self._clock = clock
         self._jobs: dict[str, Job] = {}
+        self._choices = Choices(reply)
         self._queue: deque[Job] = deque()
         self._at_join_gate: list[str] = []
         self.counters = AdmissionCounters()
@@ -112,15 +110,21 @@ class Admission:
         now = self._clock()
         job = Job(request, time.monotonic_ns(), now + request.deadline_s, list(request.prefills))
         self._jobs[job.id] = job
+        self._choices.open(job)
         self._queue.append(job)
         event(log, "request accepted", request=job.id, public_id=request.public_id, tokens=len(request.prompt))
         self.admit()
 
-    def abort(self, request_id: str) -> None:
+    def abort(self, request_id: str, choice: int | None = None) -> None:
+        """A choice by itself can be told from the others once the request has tokens."""
         job = self._jobs.get(request_id)
-        if job is not None:
+        if job is None:
+            return
+        if choice is None:
             self._stop(job, FinishReason.CANCELLED, None)
             self.admit()
+        elif job.first_token_ns and choice in job.living:
+            self._engine.abort(job.living[choice])
 
     def abort_all(self) -> None:
         """The router is gone: nobody waits for any of it."""
@@ -150,12 +154,12 @@ class Admission:
         if job is None:
             return
         self._give_up_pages(job)
-        if self._may_retry(job, failure):
+        if not self.draining and may_retry(job, failure):
             self.counters.retried += 1
             job.state = JobState.QUEUED
             self._queue.appendleft(job)
         else:
-            self._end(job, FinishReason.ERROR, self._final(job, failure))
+            self._end(job, FinishReason.ERROR, final_failure(job, failure))
         self.admit()
 
     def pages_safe(self, key: TransferKey) -> None:
@@ -176,14 +180,15 @@ class Admission:
     def on_step(self, output: StepOutput) -> None:
         now = time.monotonic_ns()
         for new in output.tokens:
-            job = self._jobs.get(new.request_id)
+            job = self._choices.pass_on(new)
             if job is not None:
                 job.first_token_ns = job.first_token_ns or now
                 job.tokens += 1
                 self.counters.tokens += 1
-                self._reply(TokenDelta(request=job.id, index=new.index, tokens=[new.token]))
         for ended in output.ended:
-            self._engine_ended(ended)
+            job = self._choices.end(ended)
+            if job is not None:
+                self._end(job, ended.reason, ended.failure)
         if output.ended:
             self.admit()
 
@@ -280,7 +285,7 @@ class Admission:
         if not request.prefills and not self._local_prefill and len(request.prompt) > 1:
             return Failure(FailureCode.NO_PREFILL, "no prefill node is available")
         try:
-            self._engine.validate(Request(request.request, request.prompt, request.sampling))
+            self._engine.validate(Request(request.request, request.prompt, request.sampling, n=request.n))
         except InvalidRequest as error:
             return Failure(FailureCode.INVALID, str(error)[:1000])
         except CapacityExceeded as error:
@@ -293,20 +298,6 @@ class Admission:
         ledger = Job(request, 0, 0.0, []).ledger(self._name, "")
         self._reply(RequestEnded(request=request.request, reason=FinishReason.ERROR, failure=failure, ledger=ledger))
 
-    def _may_retry(self, job: Job, failure: Failure) -> bool:
-        if failure.code in _GIVE_UP or job.attempt >= MAX_ATTEMPTS or self.draining:
-            return False
-        if failure.code in _TRY_SAME_PEER_AGAIN and job.peer is not None:
-            job.untried.append(job.peer)
-        return bool(job.untried)
-
-    def _final(self, job: Job, failure: Failure) -> Failure:
-        """What the router is told when no prefill node is left to ask."""
-        if failure.code in _GIVE_UP or failure.code is FailureCode.OVERLOADED:
-            return failure
-        message = f"no prefill node left after {job.attempt} attempts: {failure.message}"
-        return Failure(FailureCode.NO_PREFILL, message[:1000])
-
     def _stop(self, job: Job, reason: FinishReason, failure: Failure | None) -> None:
         """End a request from our side, whatever it is doing."""
         if job.state is JobState.QUEUED:
@@ -314,8 +305,6 @@ class Admission:
         elif job.state is JobState.WAITING_FOR_KV:
             self._source.abort(job.key(self._instance), failure)
             self._give_up_pages(job)
-        else:
-            self._engine.abort(job.id)
         self._end(job, reason, failure)
 
     def _give_up_pages(self, job: Job) -> None:
@@ -324,13 +313,11 @@ class Admission:
         if job.attempt in job.safe:
             self._engine.free_quarantined(job.id, job.attempt)
 
-    def _engine_ended(self, ended: Ended) -> None:
-        job = self._jobs.get(ended.request_id)
-        if job is not None:
-            self._end(job, ended.reason, ended.failure)
-
     def _end(self, job: Job, reason: FinishReason, failure: Failure | None) -> None:
+        """Whatever of it the engine still runs stops."""
         del self._jobs[job.id]
+        for name in self._choices.close(job):
+            self._engine.abort(name)
         if reason is FinishReason.CANCELLED:
             self.counters.cancelled += 1
         elif reason is FinishReason.ERROR:

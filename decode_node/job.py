@@ -37,6 +37,8 @@ class Job:
     tokens: int = 0
     arrival: Arrival | None = None
     times: PrefillTimes | None = None
+    living: dict[int, str] = field(default_factory=dict)
+    """Its choices that have not ended: the engine's ids of them, by index."""
     safe: set[int] = field(default_factory=set)
     """Attempts whose pages were declared safe while we still held them."""
     _next: Request | None = None
@@ -48,7 +50,8 @@ class Job:
     def next_request(self) -> Request:
         """What the next attempt gives to the engine; the same one until that begins, for it knows its block hashes."""
         if self._next is None:
-            self._next = Request(self.id, self.request.prompt, self.request.sampling, attempt=self.attempt + 1)
+            wanted = self.request
+            self._next = Request(self.id, wanted.prompt, wanted.sampling, attempt=self.attempt + 1, n=wanted.n)
         return self._next
 
     def begin_attempt(self) -> None:

@@ -269,7 +269,7 @@ class DecodeNode:
                 seat = self._seats[self._placement.place(message.request)]
                 seat.post(lambda admission: admission.accept(message))
             case Abort():
-                self._for_each(lambda admission: admission.abort(message.request))
+                self._for_each(lambda admission: admission.abort(message.request, message.choice))
 
     def _reply(self, message: Message) -> None:
         if isinstance(message, RequestEnded):

@@ -1,6 +1,6 @@
 """Every message between processes. Frozen, tagged by its class name, decoded only against the union of its channel.
 
-router  <- node      NodeStatus, TokenDelta, RequestEnded          (the node dials the router)
+router  <- node      NodeStatus, TokenDelta, ChoiceEnded, RequestEnded    (the node dials the router)
 router  -> node      StatusAck, DecodeRequest, Abort
 decode  -> prefill   Hello, Ping, PrefillRequest, AbortTransfer    (the decode node dials the prefill node)
 decode  <- prefill   Welcome, HelloRefused, Pong, PrefillAccepted, PrefillRefused, TransferFinished, Stopped
@@ -18,6 +18,8 @@ from protocol.ticket import TransferKey, TransferTicket
 
 MAX_PROMPT_TOKENS = 1 << 20
 MAX_CHECKSUM_BYTES = 8 << 20
+MAX_CHOICES = 128
+"""Sequences of one prompt, as OpenAI allows."""
 
 Landing = Annotated[int, msgspec.Meta(ge=1, lt=1 << 53)]
 Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 53)]
@@ -25,6 +27,7 @@ Seconds = Annotated[float, msgspec.Meta(ge=0.0, le=1e9)]
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
 PublicId = Annotated[str, msgspec.Meta(max_length=512)]
 Text = Annotated[str, msgspec.Meta(max_length=4096)]
+ChoiceIndex = Annotated[int, msgspec.Meta(ge=0, lt=MAX_CHOICES)]
 Prompt = Annotated[list[TokenId], msgspec.Meta(min_length=1, max_length=MAX_PROMPT_TOKENS)]
 
 
@@ -134,7 +137,8 @@ class PrefillAddress(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class DecodeRequest(Message, frozen=True):
     """`request`: the key that names it on every node, minted once by the router. `public_id`: what the client called
-    it, for logs only. `deadline_s`: seconds from receipt. `prefills`: best first; asked in this order."""
+    it, for logs only. `n`: choices, sequences of the one prompt, whose KV comes once; choice i draws from seed + i.
+    `deadline_s`: seconds from receipt. `prefills`: best first; asked in this order."""
 
     request: Name
     public_id: PublicId
@@ -142,20 +146,33 @@ class DecodeRequest(Message, frozen=True):
     sampling: SamplingParams
     deadline_s: Seconds
     prefills: Annotated[list[PrefillAddress], msgspec.Meta(max_length=64)]
+    n: Annotated[int, msgspec.Meta(ge=1, le=MAX_CHOICES)] = 1
 
 
 class Abort(Message, frozen=True):
-    """Stop a request; unknown keys are ignored. One RequestEnded follows for a known one."""
+    """Stop a request, or only one choice of it; unknown keys are ignored. One RequestEnded follows for a known one."""
 
     request: Name
+    choice: ChoiceIndex | None = None
 
 
 class TokenDelta(Message, frozen=True):
-    """New tokens of one request, in order. `index` is the position of the first within the output, from 0."""
+    """New tokens of one choice of a request, in order. `index` is the position of the first within the choice's output,
+    from 0."""
 
     request: Name
     index: Count
     tokens: Annotated[list[TokenId], msgspec.Meta(min_length=1, max_length=1 << 16)]
+    choice: ChoiceIndex = 0
+
+
+class ChoiceEnded(Message, frozen=True):
+    """One choice of several is over, after its last TokenDelta, and others go on. CANCELLED: an Abort named it. The
+    last one's end is that of the request."""
+
+    request: Name
+    choice: ChoiceIndex
+    reason: FinishReason
 
 
 class Ledger(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -185,7 +202,8 @@ class Ledger(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
 
 class RequestEnded(Message, frozen=True):
-    """The one terminal message of a request, after its last TokenDelta. `failure` with reason ERROR only."""
+    """The one terminal message of a request, after its last TokenDelta. `reason`: of the choice that ended last, or of
+    all that had not, where the request failed or was cancelled as a whole. `failure` with reason ERROR only."""
 
     request: Name
     reason: FinishReason
@@ -299,7 +317,7 @@ class Nack(Message, frozen=True):
     failure: Failure
 
 
-FromNode = NodeStatus | TokenDelta | RequestEnded | Nack
+FromNode = NodeStatus | TokenDelta | ChoiceEnded | RequestEnded | Nack
 ToNode = StatusAck | DecodeRequest | Abort | Nack
 FromDecode = Hello | Ping | PrefillRequest | AbortTransfer | Nack
 ToDecode = Welcome | HelloRefused | Pong | PrefillAccepted | PrefillRefused | TransferFinished | Stopped | Nack

@@ -8,9 +8,11 @@ from decode_node.admission import Admission
 from kv_messenger.attempts import Arrival, Fetch
 from protocol.gates import Gates
 from protocol.messages import (
+    ChoiceEnded,
     DecodeRequest,
     Failure,
     FailureCode,
+    FinishReason,
     Message,
     PrefillAddress,
     RequestEnded,
@@ -18,7 +20,7 @@ from protocol.messages import (
 )
 from protocol.sampling import SamplingParams
 from protocol.ticket import TransferKey
-from tests.engine.traces import Harness
+from tests.engine.traces import TOKEN, Emit, Harness
 
 FIRST, SECOND = (PrefillAddress(f"instance-{i}", f"prefill-{i}", f"tcp://127.0.0.1:{5000 + i}") for i in (1, 2))
 INSTANCE = "decode-instance"
@@ -43,9 +45,17 @@ class Desk:
     """`blocks`: of PAGE tokens each. Every answer goes to `replies`."""
 
     def __init__(
-        self, blocks: int = 64, *, local: bool = False, max_queue: int = 64, gates: Gates | None = None
+        self,
+        blocks: int = 64,
+        *,
+        local: bool = False,
+        max_queue: int = 64,
+        gates: Gates | None = None,
+        sharing: bool = False,
+        emit: Emit = lambda _id, _position: TOKEN,
+        ends: tuple[int, ...] = (),
     ) -> None:
-        self.harness = Harness(num_blocks=blocks)
+        self.harness = Harness(num_blocks=blocks, sharing=sharing, emit=emit, eos=ends)
         self.engine = self.harness.engine
         self.source = ScriptedSource()
         self.replies: list[Message] = []
@@ -69,6 +79,7 @@ class Desk:
         tokens: int = 9,
         *,
         new: int = 3,
+        n: int = 1,
         prefills: Sequence[PrefillAddress] = (FIRST,),
         deadline_s: float = 60.0,
         **sampling: Any,
@@ -81,6 +92,7 @@ class Desk:
                 sampling=SamplingParams(max_new_tokens=new, **sampling),
                 deadline_s=deadline_s,
                 prefills=list(prefills),
+                n=n,
             )
         )
 
@@ -96,10 +108,15 @@ class Desk:
         assert failure is not None
         return failure.code
 
-    def tokens(self, name: str) -> list[int]:
-        return [
-            t for reply in self.replies if isinstance(reply, TokenDelta) and reply.request == name for t in reply.tokens
-        ]
+    def tokens(self, name: str, choice: int = 0) -> list[int]:
+        deltas = [reply for reply in self.replies if isinstance(reply, TokenDelta)]
+        return [t for delta in deltas if (delta.request, delta.choice) == (name, choice) for t in delta.tokens]
+
+    def choices_ended(self, name: str) -> dict[int, FinishReason]:
+        """Before the request itself."""
+        ends = [reply for reply in self.replies if isinstance(reply, ChoiceEnded) and reply.request == name]
+        assert len({end.choice for end in ends}) == len(ends), "a choice ended twice"
+        return {end.choice: end.reason for end in ends}
 
     # ---- the messenger ----
 

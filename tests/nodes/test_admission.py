@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from decode_node.admission import MAX_ATTEMPTS
+from decode_node.retries import MAX_ATTEMPTS
 from protocol.gates import GateClient, Gates
 from protocol.messages import Failure, FailureCode, FinishReason
 from tests.nodes.desk import FIRST, PAGE, SECOND, Desk
@@ -385,7 +385,8 @@ def test_every_request_ends_exactly_once_whatever_happens(run: int, seed: int) -
     desk = Desk(blocks=12, max_queue=6)
     names = [f"R{i}" for i in range(30)]
     for name in names:
-        desk.ask(name, rng.randint(1, 20), prefills=rng.choice([[], [FIRST], [FIRST, SECOND]]), new=rng.randint(0, 6))
+        prefills, n = rng.choice([[], [FIRST], [FIRST, SECOND]]), rng.choice([1, 1, 2, 3])
+        desk.ask(name, rng.randint(1, 20), prefills=prefills, new=rng.randint(0, 6), n=n)
         for _ in range(rng.randint(0, 4)):
             random_event(desk, rng, names)
     while desk.admission.jobs or desk.engine.pages_quarantined:
@@ -404,7 +405,7 @@ def random_event(desk: Desk, rng: random.Random, names: list[str]) -> None:
     if kind == "step" and desk.engine.has_work:
         desk.step()
     elif kind == "abort" and rng.random() < 0.1:
-        desk.admission.abort(rng.choice(names))
+        desk.admission.abort(rng.choice(names), rng.choice([None, 0, 1, 2]))
     elif kind in ("outcome", "safe") and desk.source.fetches:
         fetch = rng.choice(desk.source.fetches)
         if kind == "safe":

@@ -12,6 +12,9 @@ from protocol.codec import MAX_FRAME_BYTES, BadFrame, decode, encode
 from protocol.layout import GroupLayout, KVLayout
 from protocol.messages import (
     DecodeRequest,
+    MAX_CHOICES,
+    Abort,
+    ChoiceEnded,
     Failure,
     FailureCode,
     FinishReason,
@@ -73,6 +76,9 @@ EXAMPLES: list[tuple[Any, msgspec.Struct]] = [
     (
         FromNode,
         RequestEnded(request="r", reason=FinishReason.STOP, failure=None, ledger=Ledger(decode_node="decode-0")),
+    (FromNode, TokenDelta(request="r", index=3, tokens=[5, 6], choice=MAX_CHOICES - 1)),
+    (FromNode, ChoiceEnded(request="r", choice=1, reason=FinishReason.LENGTH)),
+    (ToNode, Abort(request="r", choice=2)),
     ),
     (
         ToNode,
@@ -86,6 +92,7 @@ EXAMPLES: list[tuple[Any, msgspec.Struct]] = [
         ),
     ),
 ]
+            n=MAX_CHOICES,
 
 
 @pytest.mark.parametrize(("channel", "message"), EXAMPLES, ids=lambda value: type(value).__name__)

@@ -1,0 +1,25 @@
+"""After an attempt has failed: whether another follows, and with whom; if none does, what the router is told."""
+
+from decode_node.job import Job
+from protocol.messages import Failure, FailureCode
+
+MAX_ATTEMPTS = 4
+_TRY_SAME_PEER_AGAIN = frozenset({FailureCode.STALE_PEER, FailureCode.TRANSFER_FAILED})
+_GIVE_UP = frozenset({FailureCode.INVALID, FailureCode.TOO_LONG, FailureCode.DEADLINE})
+
+
+def may_retry(job: Job, failure: Failure) -> bool:
+    """Its last peer comes back to the end of its list, where that may help."""
+    if failure.code in _GIVE_UP or job.attempt >= MAX_ATTEMPTS:
+        return False
+    if failure.code in _TRY_SAME_PEER_AGAIN and job.peer is not None:
+        job.untried.append(job.peer)
+    return bool(job.untried)
+
+
+def final_failure(job: Job, failure: Failure) -> Failure:
+    """What the router is told when no prefill node is left to ask."""
+    if failure.code in _GIVE_UP or failure.code is FailureCode.OVERLOADED:
+        return failure
+    message = f"no prefill node left after {job.attempt} attempts: {failure.message}"
+    return Failure(FailureCode.NO_PREFILL, message[:1000])
