@@ -13,7 +13,8 @@ from protocol.ticket import TransferKey
 @dataclass(frozen=True, slots=True)
 class Fetch:
     """What the node asks for: the KV of `tokens` (the prompt without its last one), from page `first_page` on, into the
-    blocks of `tables` (by group) of the node's engine `target`, by `peer`, within `deadline_s`."""
+    blocks of `tables` (by group) of the node's engine `target`, by `peer`, within `deadline_s`. `context_slot`: of that
+    engine, where its layout has a context."""
 
     key: TransferKey
     public_id: str
@@ -23,6 +24,7 @@ class Fetch:
     first_page: int
     deadline_s: float
     target: int = 0
+    context_slot: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,12 +75,16 @@ def checksums(held: HeldPages, replica_sets: Sequence[int], moved: Sequence[Plac
     return b"".join(held.checksum(s, place).to_bytes(4, "little") for s in replica_sets for place in moved)
 
 
-def first_difference(ours: bytes, theirs: bytes, moved: Sequence[Place]) -> str | None:
-    """Where two lists of checksums differ first, for people; None if they are equal."""
+def first_difference(ours: bytes, theirs: bytes, moved: Sequence[Place], context: Sequence[str] = ()) -> str | None:
+    """Where two lists of checksums differ first, for people; None if they are equal. `context`: the names of its parts,
+    whose checksums come last."""
     if len(ours) != len(theirs):
-        return f"{len(theirs) // 4} checksums for {len(ours) // 4} pages"
+        return f"{len(theirs) // 4} checksums came, of {len(ours) // 4}"
+    pages = len(ours) // 4 - len(context)
     for index in range(len(ours) // 4):
         if ours[4 * index : 4 * index + 4] != theirs[4 * index : 4 * index + 4]:
+            if index >= pages:
+                return f"the context's {context[index - pages]} is not its source's"
             replica_set, at = divmod(index, len(moved))
             return f"page {moved[at].page} of layer {moved[at].layer} in replica set {replica_set} is not its source's"
     return None

@@ -8,7 +8,8 @@
 
 Pages of one size: one write per rank pair, page and layer, the pair's heads being one run of bytes on both sides.
 Unequal pages: one write per head, part and run of tokens. Nothing is merged over the border of a destination page, and
-nothing counts but the two layouts and the prompt's length: so both sides expect the same number of writes.
+nothing counts but the two layouts and the prompt's length: so both sides expect the same number of writes. The context
+is one more for each part that the target wants of it.
 """
 
 from array import array
@@ -19,8 +20,10 @@ from operator import itemgetter
 from typing import NamedTuple
 
 from fabric.api import MemoryRegion, PageWrites, RemoteRegion
+from kv_messenger.context import refuse_slot
 from kv_messenger.runs import Run, RunCursor, count_runs, runs
 from kv_messenger.sharding import RankPair, assign_sets, rank_pairs
+from protocol.context import NO_CONTEXT
 from protocol.layout import KVLayout
 from protocol.ticket import TransferTicket
 
@@ -48,7 +51,8 @@ class Expected(NamedTuple):
 
 
 def expected(source: KVLayout, target: KVLayout, tokens: int, first_page: int) -> Expected:
-    """For the first `tokens` tokens, less the `first_page` pages of the target that are there already."""
+    """For the first `tokens` tokens, less the `first_page` pages of the target that are there already, and the context
+    of the last of them."""
     pairs = rank_pairs(source, target, [0] * target.replica_sets)
     heads = sum(len(pair.heads) for pair in pairs)
     writes = size = 0
@@ -61,7 +65,8 @@ def expected(source: KVLayout, target: KVLayout, tokens: int, first_page: int) -
             slots = max(0, group.slots(tokens) - first_page * target.page_size)
             writes += count * heads * target.parts
             size += slots * len(group.layers) * heads * target.parts * target.token_bytes
-    return Expected(writes, size)
+    context = target.context if tokens else NO_CONTEXT
+    return Expected(writes + len(context.parts), size + context.slot_bytes)
 
 
 class LayerWrites(NamedTuple):
@@ -94,13 +99,14 @@ class _Pattern(NamedTuple):
 @dataclass(frozen=True)
 class TransferPlan:
     """One ticket, ready to be turned into writes. `regions`: the pools of the source's ranks. `tokens`: how many must
-    arrive. Both layouts fit each other (`refuse_pair`)."""
+    arrive. `context`: the source's slots, if its layout has any. Both layouts fit each other (`refuse_pair`)."""
 
     source: KVLayout
     regions: Sequence[MemoryRegion]
     target: KVLayout
     ticket: TransferTicket
     tokens: int
+    context: MemoryRegion | None = None
 
     @cached_property
     def assigned(self) -> list[int]:
@@ -131,7 +137,7 @@ class TransferPlan:
         if ticket.first_page and not target.is_full:
             return "ticket leaves pages out, but only layers of full attention can hold them already"
         reasons = (self._table_refusal(group, blocks) for group, blocks in enumerate(ticket.blocks))
-        return next(filter(None, reasons), None)
+        return next(filter(None, reasons), None) or refuse_slot(target.context, ticket.context)
 
     def _table_refusal(self, group: int, blocks: Sequence[int]) -> str | None:
         pages = pages_to_move(self.target, group, self.tokens, self.ticket.first_page)
@@ -155,6 +161,28 @@ class TransferPlan:
         block tables."""
         listed = [w for g, of_group in enumerate(taken) if of_group for w in self._writes(g, of_group, tables[g])]
         return sorted(listed, key=itemgetter(0))
+
+    def context_writes(self, slot: int) -> list[PageWrites]:
+        """From this slot of the source, one for each part that the target wants."""
+        source, target, to = self.source.context, self.target.context, self.ticket.context
+        if to is None:
+            return []
+        assert self.context is not None, "a pair whose context fits has slots on both sides"
+        return [
+            PageWrites(
+                source=self.context,
+                source_indices=[slot],
+                source_stride=source.slot_bytes,
+                source_offset=source.offset(part.name),
+                target=RemoteRegion(to.region.key, to.region.base, to.region.length),
+                target_indices=[to.slot],
+                target_stride=target.slot_bytes,
+                target_offset=target.offset(part.name),
+                length=part.bytes,
+                immediate=self.ticket.immediate,
+            )
+            for part in target.parts
+        ]
 
     def _writes(self, group: int, taken: Sequence[Run], table: Sequence[int]) -> Iterator[LayerWrites]:
         """What the layers have in common is computed once: only their offsets differ."""

@@ -15,6 +15,7 @@ from fabric.errors import FabricError
 from fabric.immediates import ImmediateSlots
 from kv_messenger.attempts import Arrival, Attempt, Attempts, Fetch, ReceiverCounters
 from kv_messenger.checksums import HeldPages, checksums, first_difference, places
+from kv_messenger.context import slot_checksums
 from kv_messenger.fencing import Fencing
 from kv_messenger.peers import Introduction, Peer, PrefillPeers, SendToPeer
 from kv_messenger.plan import expected
@@ -216,6 +217,7 @@ class Receiver:
             immediate=attempt.immediate,
             blocks=[list(table) for table in fetch.tables],
             regions=self.targets[fetch.target].remote,
+            context=self.targets[fetch.target].context_slot(fetch.context_slot),
         )
         remaining = max(0.0, attempt.transfer.deadline - self.clock())
         self.send(
@@ -293,11 +295,12 @@ class Receiver:
         """Debug mode: what arrived in each replica set, against its source's checksums."""
         if not self.debug:
             return None
-        fetch, layout = attempt.fetch, self.me.layout
-        held = HeldPages(layout, self.targets[fetch.target].pools, fetch.tables, fetch.first_page)
+        fetch, layout, target = attempt.fetch, self.me.layout, self.targets[attempt.fetch.target]
+        held = HeldPages(layout, target.pools, fetch.tables, fetch.first_page)
         moved = list(places(layout, len(fetch.tokens), fetch.first_page))
         ours = checksums(held, range(layout.replica_sets), moved)
-        difference = first_difference(ours, attempt.transfer.checksums or b"", moved)
+        ours += slot_checksums(target.context, fetch.context_slot, layout.context, layout.context)
+        difference = first_difference(ours, attempt.transfer.checksums or b"", moved, layout.context.names)
         if difference is None:
             return None
         self.counters.checksum_errors += 1

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from fabric.api import EndpointFailed, Event, TransferEngine, WritesEnded, WritesFailed
 from fabric.errors import FabricError
 from kv_messenger.checksums import HeldPages, checksums, places
+from kv_messenger.context import slot_checksums
 from kv_messenger.last_words import LastWords, SendToPeer
 from kv_messenger.plan import TransferPlan
 from kv_messenger.sender_transfer import (
@@ -123,7 +124,9 @@ class Sender:
             self._refuse(key, Failure(FailureCode.STALE_PEER, "no session for this landing; say Hello first"))
             return
         source = self._sent.least_busy(self.sources)
-        plan = TransferPlan(self.layout, source.regions, session.layout, request.ticket, len(request.tokens))
+        plan = TransferPlan(
+            self.layout, source.regions, session.layout, request.ticket, len(request.tokens), source.context
+        )
         if reason := plan.refusal():
             self._refuse(key, Failure(FailureCode.INVALID, reason))
             return
@@ -286,4 +289,5 @@ class Sender:
         plan = sent.transfer.plan
         held = HeldPages(self.layout, sent.source.pools, sent.transfer.tables)
         moved = list(places(plan.target, plan.tokens, plan.ticket.first_page))
-        return checksums(held, plan.assigned, moved)
+        context = slot_checksums(plan.context, sent.transfer.context_slot, self.layout.context, plan.target.context)
+        return checksums(held, plan.assigned, moved) + context

@@ -4,9 +4,11 @@
        `----------------------+------------------------'--abort, failure--> STOPPED --all ended--> (released)
 
 Source pages stay pinned until every batch has ended, also on error paths: `ReleaseSource` comes exactly once.
-`Stopped` is sent as soon as no more writes can be posted, which may be before the posted ones have completed.
+`Stopped` is sent as soon as no more writes can be posted, which may be before the posted ones have completed. The
+context is there once the last chunk's forward has ended, and goes then.
 """
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -29,17 +31,20 @@ class SenderState(Enum):
 @dataclass(frozen=True, slots=True)
 class Chunk:
     """What the engine announces before a forward: token range [start, end), the prompt's block table in each group of
-    layers, and the progress word's value once layer 0 of that forward is done (layer l: `first_threshold + l`)."""
+    layers, and the progress word's value once layer 0 of that forward is done (layer l: `first_threshold + l`).
+    `context_slot`: where the last chunk's forward leaves the context, if anywhere."""
 
     start: int
     end: int
     tables: Sequence[Sequence[int]]
     first_threshold: int
+    context_slot: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """Post `writes` once the progress word reaches `threshold` (None: now)."""
+    """Post `writes` once the progress word reaches `threshold` (None: now). `layer`: the model's; the context
+    comes behind them all, as if it were one more."""
 
     layer: int
     threshold: int | None
@@ -68,7 +73,7 @@ class ReportFinished:
 
 @dataclass(frozen=True, slots=True)
 class ReleaseSource:
-    """No write reads the source pages any more."""
+    """No write reads the source pages, or the context, any more."""
 
 
 Action = Arm | StopPosting | ReportStopped | ReportFinished | ReleaseSource
@@ -84,18 +89,21 @@ class SenderTransfer:
     deadline: float
     state: SenderState = SenderState.QUEUED
     tables: Sequence[Sequence[int]] = ()
+    context_slot: int | None = None
     posted: int = 0
     completed: int = 0
     chunks: int = 0
     stop_failure: Failure | None = None
     released: bool = False
     _cursors: list[RunCursor] = field(init=False)
-    _unarmed: int = 0
+    _unarmed: deque[bool] = field(default_factory=deque)
+    """of each batch that is still to be armed, whether it holds pages that are due with the prompt's last chunk"""
     _broken: bool = False
     """A write failed: whoever heard of it calls `stop`; until then this must not look finished."""
     _forwards_ended: int = 0
+    _context_sent: bool = False
     _open: dict[int, bool] = field(default_factory=dict)
-    """handle of each batch that has not ended -> whether it belongs to the chunk that ends the prompt"""
+    """handle of each batch that has not ended -> whether it holds pages that are due with the prompt's last chunk"""
     _last_chunk_posts: list[tuple[int, int]] = field(default_factory=list)
     """(last_posted_ns, writes) of each batch of the last chunk"""
     _first_started_ns: int = 0
@@ -114,24 +122,23 @@ class SenderTransfer:
         if not self.live:
             return []
         self.chunks += 1
-        self.tables = chunk.tables
+        self.tables, self.context_slot = chunk.tables, chunk.context_slot
         self.state = SenderState.LAST_ARMED if chunk.end >= self.plan.tokens else SenderState.SENDING
         held, fresh = self._take(chunk.start), self._take(chunk.end)
         arms = [Arm(layer, None, writes) for layer, writes in held]
         arms += [Arm(layer, chunk.first_threshold + layer, writes) for layer, writes in fresh]
-        self._unarmed += len(arms)
+        self._unarmed += [self.state is SenderState.LAST_ARMED] * len(arms)
         return list(arms)
 
     def on_armed(self, handle: int) -> None:
         """The fabric took a batch; called for every Arm, in order, unless the transfer stopped meanwhile."""
-        self._unarmed -= 1
-        self._open[handle] = self.state is SenderState.LAST_ARMED
+        self._open[handle] = self._unarmed.popleft()
 
     def on_forward_ended(self, started_ns: int, ended_ns: int) -> list[Action]:
         self._first_started_ns = self._first_started_ns or started_ns
         self._last_ended_ns = ended_ns
         self._forwards_ended += 1
-        return self._finish_if_done()
+        return self._send_context() or self._finish_if_done()
 
     def on_batch_ended(self, event: WritesEnded) -> list[Action]:
         last_chunk = self._open.pop(event.handle, None)
@@ -162,6 +169,17 @@ class SenderTransfer:
     def _take(self, computed: int) -> list[LayerWrites]:
         """The writes of what became complete, each handed out once."""
         return self.plan.writes([cursor.take(computed) for cursor in self._cursors], self.tables)
+
+    def _send_context(self) -> list[Action]:
+        """Once, when all of the prompt is computed."""
+        computed = self.state is SenderState.LAST_ARMED and self._forwards_ended == self.chunks
+        if not computed or self._context_sent or self._broken or not self.plan.target.context.parts:
+            return []
+        self._context_sent = True
+        assert self.context_slot is not None, "an engine whose layout has a context computes one for every prompt"
+        arms = [Arm(self.plan.source.layers, None, writes) for writes in self.plan.context_writes(self.context_slot)]
+        self._unarmed += [False] * len(arms)
+        return list(arms)
 
     def _finish_if_done(self) -> list[Action]:
         busy = self._open or self._unarmed or self._broken or self._forwards_ended < self.chunks

@@ -14,6 +14,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from kv_messenger.context import refuse_context
 from protocol.layout import KVLayout
 
 
@@ -28,14 +29,14 @@ class RankPair:
 
 def refuse_pair(source: KVLayout, target: KVLayout) -> str | None:
     """Why pages of `source` cannot be written into `target`, or None if they can. Page sizes and numbers of ranks may
-    differ, what the model says may not."""
+    differ, what the model says may not; the context must have what the target wants."""
     for side, layout in (("prefill", source), ("decode", target)):
         if problem := layout.problem():
             return f"the {side} side's KV layout is none: {problem}"
     facts = ("groups", "kv_heads", "parts", "head_dim", "dtype")
     unequal = [name for name in facts if getattr(source, name) != getattr(target, name)]
     if not unequal:
-        return None
+        return refuse_context(source.context, target.context)
     name = unequal[0]
     return f"{name} of the KV differ: prefill side {getattr(source, name)}, decode side {getattr(target, name)}"
 

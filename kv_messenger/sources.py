@@ -20,11 +20,13 @@ class EnginePort(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """One engine. `word_address`: its progress word. `regions`: its ranks' registered pools, in the order of ranks."""
+    """One engine. `word_address`: its progress word. `regions`: its ranks' registered pools, in the order of ranks.
+    `context`: its registered context slots, if its layout has any."""
 
     engine: EnginePort
     word_address: int
     regions: Sequence[MemoryRegion]
+    context: MemoryRegion | None = None
 
     @property
     def pools(self) -> list[int]:

@@ -7,7 +7,7 @@ from typing import Protocol
 from fabric.api import MemoryRegion
 from kv_messenger.attempts import Arrival
 from protocol.messages import Failure, PrefillTimes
-from protocol.ticket import RankRegion, TransferKey
+from protocol.ticket import ContextSlot, RankRegion, TransferKey
 
 
 class TargetOwner(Protocol):
@@ -25,10 +25,12 @@ class TargetOwner(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Target:
-    """One engine. `regions`: its ranks' registered pools, in the order of ranks."""
+    """One engine. `regions`: its ranks' registered pools, in the order of ranks. `context`: its registered context
+    slots, if its layout has any."""
 
     owner: TargetOwner
     regions: Sequence[MemoryRegion]
+    context: MemoryRegion | None = None
 
     @property
     def pools(self) -> list[int]:
@@ -38,5 +40,16 @@ class Target:
     @property
     def remote(self) -> list[RankRegion]:
         """As peers need it."""
-        remotes = [region.remote for region in self.regions]
-        return [RankRegion(key=remote.key, base=remote.base, length=remote.length) for remote in remotes]
+        return [_remote(region) for region in self.regions]
+
+    def context_slot(self, slot: int | None) -> ContextSlot | None:
+        """As peers need it."""
+        if slot is None:
+            return None
+        assert self.context is not None, "a slot of no memory"
+        return ContextSlot(region=_remote(self.context), slot=slot)
+
+
+def _remote(region: MemoryRegion) -> RankRegion:
+    remote = region.remote
+    return RankRegion(key=remote.key, base=remote.base, length=remote.length)

@@ -8,7 +8,8 @@ from protocol.gates import Gates
 
 
 class GatedArming:
-    """Arms through `arm`, unless the gate `xfer:layer=l` is held; what comes behind a withheld batch waits with it."""
+    """Arms through `arm`, unless the gate `xfer:layer=l` is held (the context is one layer more); what comes behind a
+    withheld batch waits with it."""
 
     def __init__(self, gates: Gates, arm: Callable[[Sent, Arm], None]) -> None:
         self._gates = gates

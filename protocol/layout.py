@@ -12,6 +12,8 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from protocol.context import NO_CONTEXT, ContextLayout
+
 Positive = Annotated[int, msgspec.Meta(ge=1, lt=1 << 31)]
 LayerIndex = Annotated[int, msgspec.Meta(ge=0, lt=1 << 16)]
 MAX_GROUPS = 8
@@ -36,6 +38,7 @@ class GroupLayout(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 class KVLayout(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """What one engine's pools look like. `kv_heads`: of the whole model. `parts`: 2 (K and V), or 1 where a layer keeps
     one latent vector for all heads (MLA; then `kv_heads` is 1). `page_size` is in tokens. `tensor_parallel`: ranks.
+    `context`: of the slots beside the pools, which the main rank alone has.
 
     Sizes are in bytes, and of one rank. `group` is an index into `groups`.
     """
@@ -47,6 +50,7 @@ class KVLayout(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     head_dim: Positive
     dtype: DType
     tensor_parallel: Annotated[int, msgspec.Meta(ge=1, le=MAX_RANKS)] = 1
+    context: ContextLayout = NO_CONTEXT
 
     def problem(self) -> str | None:
         """Why there can be no such pools, or None."""
@@ -58,7 +62,7 @@ class KVLayout(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         layers = [layer for group in self.groups for layer in group.layers]
         if sorted(layers) != list(range(len(layers))) or any(sorted(g.layers) != list(g.layers) for g in self.groups):
             return "its groups do not share the model's layers out among themselves"
-        return None
+        return self.context.problem()
 
     @property
     def layers(self) -> int:

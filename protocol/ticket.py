@@ -1,4 +1,4 @@
-"""The transfer ticket: what a decode node hands to a prefill node so that it may write one prompt's KV."""
+"""The transfer ticket: what a decode node hands to a prefill node so that it may write one prompt's KV and context."""
 
 from typing import Annotated
 
@@ -32,11 +32,18 @@ class RankRegion(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     length: U64
 
 
+class ContextSlot(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One slot of a decode engine's registered contexts."""
+
+    region: RankRegion
+    slot: Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
+
+
 class TransferTicket(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Used once. `landing` numbers the landing endpoint of the handshake: a fence opens a new one, and a ticket for an
     old one is refused. `first_page` is the first page that the decode side does not hold already. `immediate` is on
     every write. `blocks`: for each group of layers the destination's block ids from `first_page` on, the same on all
-    ranks. `regions`: where they lie, by rank."""
+    ranks. `regions`: where they lie, by rank. `context`: where the prompt's context goes, if its layout has one."""
 
     key: TransferKey
     landing: Annotated[int, msgspec.Meta(ge=1, lt=1 << 53)]
@@ -44,3 +51,4 @@ class TransferTicket(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     immediate: Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
     blocks: Annotated[list[BlockTable], msgspec.Meta(min_length=1, max_length=MAX_GROUPS)]
     regions: Annotated[list[RankRegion], msgspec.Meta(min_length=1, max_length=MAX_RANKS)]
+    context: ContextSlot | None = None

@@ -5,12 +5,18 @@ from collections.abc import Callable, Sequence
 from fabric.api import MemoryRegion, RemoteRegion
 from kv_messenger.plan import TransferPlan
 from kv_messenger.sources import Source
+from protocol.context import ContextLayout, ContextPart
 from protocol.layout import KVLayout, full_layout
 from protocol.messages import Failure
-from protocol.ticket import RankRegion, TransferKey, TransferTicket
+from protocol.ticket import ContextSlot, RankRegion, TransferKey, TransferTicket
 
 IMMEDIATE = 7 << 20 | 3
 KEY = TransferKey("request", 1, "decode-instance")
+HIDDEN, LOGITS = ContextPart("hidden", 24), ContextPart("logits", 40)
+BOTH = ContextLayout((HIDDEN, LOGITS))
+SLOTS = 4
+"""Of each side's contexts."""
+TARGET_SLOT = 2
 
 
 class ScriptedEngine:
@@ -45,13 +51,26 @@ def region(number: int, length: int) -> MemoryRegion:
 def plan(
     of: KVLayout, tokens: int, target_blocks: Sequence[int], first_page: int = 0, pool_blocks: int = 64
 ) -> TransferPlan:
-    """Of one full group on one rank on both sides."""
+    """Of one full group on one rank on both sides, with the context that the layout asks for."""
     size = pool_blocks * of.block_bytes(0)
-    regions = [RankRegion(key=1, base=0, length=size)]
     ticket = TransferTicket(
-        key=KEY, landing=1, first_page=first_page, immediate=IMMEDIATE, blocks=[list(target_blocks)], regions=regions
+        key=KEY,
+        landing=1,
+        first_page=first_page,
+        immediate=IMMEDIATE,
+        blocks=[list(target_blocks)],
+        regions=[RankRegion(key=1, base=0, length=size)],
+        context=context_slot(of.context),
     )
-    return TransferPlan(of, [region(9, size)], of, ticket, tokens)
+    slots = region(8, SLOTS * of.context.slot_bytes) if of.context.parts else None
+    return TransferPlan(of, [region(9, size)], of, ticket, tokens, slots)
+
+
+def context_slot(of: ContextLayout) -> ContextSlot | None:
+    """Of a target that wants this."""
+    if not of.parts:
+        return None
+    return ContextSlot(region=RankRegion(key=2, base=0, length=SLOTS * of.slot_bytes), slot=TARGET_SLOT)
 
 
 def no_source() -> Source:

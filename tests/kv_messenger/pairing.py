@@ -35,11 +35,12 @@ from protocol.messages import (
     Welcome,
 )
 from protocol.ticket import TransferKey
-from tests.kv_messenger.builders import ScriptedEngine
+from tests.kv_messenger.builders import SLOTS, TARGET_SLOT, ScriptedEngine
 from tests.kv_messenger.moving import Side, element, holders
 
 PEER = PrefillAddress("prefill-instance", "prefill-0", "tcp://127.0.0.1:1")
 PATIENCE_S = 30.0
+SOURCE_SLOT = 1
 NAMES = 1 << 18
 """What of an element's value does not name the rank."""
 
@@ -62,13 +63,27 @@ class Owner:
     def prefill_timed(self, key: TransferKey, times: PrefillTimes) -> None: ...
 
 
-class PlayedEngine(ScriptedEngine):
-    """One prefill engine: its pools, and a progress word that the test moves."""
+class Contexts:
+    """One engine's context slots, `[SLOTS, bytes]`, or none."""
 
-    def __init__(self, side: Side) -> None:
+    def __init__(self, fabric: TransferEngine, layout: KVLayout) -> None:
+        self.slots = np.zeros((SLOTS, layout.context.slot_bytes), dtype=np.uint8)
+        self.region = fabric.register(self.slots.ctypes.data, self.slots.nbytes) if self.slots.size else None
+
+
+class PlayedEngine(ScriptedEngine):
+    """One prefill engine: its pools, its context slots, and a progress word that the test moves."""
+
+    def __init__(self, side: Side, contexts: Contexts) -> None:
         super().__init__()
         self.side = side
+        self.contexts = contexts
         self.word = ctypes.c_uint64(0)
+
+    def leave_context(self) -> None:
+        """In SOURCE_SLOT: no byte as its neighbour, none 0."""
+        slot = self.contexts.slots[SOURCE_SLOT]
+        slot[:] = 1 + np.arange(slot.size) % 251
 
 
 class Pair:
@@ -88,8 +103,9 @@ class Pair:
         self.whole_pages = source.page_size == target.page_size
         self.fabrics = open_fabric(), open_fabric()
         sides = [Side(source, [source.pages_for(g, tokens) for g in groups], rng) for _ in range(engines[0])]
-        self.engines = [PlayedEngine(side) for side in sides]
+        self.engines = [PlayedEngine(side, Contexts(self.fabrics[0], source)) for side in sides]
         self.targets = [Side(target, [target.pages_for(g, tokens) for g in groups], rng) for _ in range(engines[1])]
+        self.contexts = [Contexts(self.fabrics[1], target) for _ in self.targets]
         self.owner = Owner()
         self._to_sender: deque[msgspec.Struct] = deque()
         self._to_receiver: deque[msgspec.Struct] = deque()
@@ -99,7 +115,8 @@ class Pair:
             layout=source,
             fabric=self.fabrics[0],
             sources=[
-                Source(e, ctypes.addressof(e.word), tuple(register(self.fabrics[0], e.side))) for e in self.engines
+                Source(e, ctypes.addressof(e.word), tuple(register(self.fabrics[0], e.side)), e.contexts.region)
+                for e in self.engines
             ],
             send=lambda _, message: self._to_receiver.append(message),
             gates=Gates(),
@@ -108,7 +125,10 @@ class Pair:
         self.receiver = Receiver(
             me=Introduction("decode-instance", "decode-0", "digest", target),
             fabric=self.fabrics[1],
-            targets=[Target(self.owner, register(self.fabrics[1], side)) for side in self.targets],
+            targets=[
+                Target(self.owner, register(self.fabrics[1], side), contexts.region)
+                for side, contexts in zip(self.targets, self.contexts, strict=True)
+            ],
             send=lambda _, message: self._to_sender.append(message),
             hang_up=lambda _: None,
             debug=True,
@@ -116,17 +136,20 @@ class Pair:
 
     def fetch(self, name: str = "request", target: int = 0) -> None:
         key, tables = TransferKey(name, 1, "decode-instance"), self.targets[target].tables
-        self.receiver.fetch(Fetch(key, "", PEER, [7] * self.tokens, tables, 0, PATIENCE_S, target))
+        slot = TARGET_SLOT if self.contexts[target].region else None
+        self.receiver.fetch(Fetch(key, "", PEER, [7] * self.tokens, tables, 0, PATIENCE_S, target, slot))
 
     def compute(self, engine: PlayedEngine, chunk: int) -> None:
         """All that was submitted to it, one prompt at most."""
         for request_id in engine.submitted:
             for start in range(0, self.tokens, chunk):
                 end = min(self.tokens, start + chunk)
-                announced = Chunk(start, end, engine.side.tables, engine.word.value + 1)
+                announced = Chunk(start, end, engine.side.tables, engine.word.value + 1, SOURCE_SLOT)
                 self.sender.on_chunks([(request_id, announced)])
                 engine.side.compute(start, end)
                 engine.word.value += self.layers
+                if end == self.tokens:
+                    engine.leave_context()
                 self.sender.on_forward_ended([request_id], 1, 2)
         engine.submitted.clear()
 

@@ -8,14 +8,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from fabric.api import WritesEnded
 from fabric.errors import OperationError
 from kv_messenger import receiver_transfer as rx
 from kv_messenger import sender_transfer as tx
 from kv_messenger.plan import expected
+from protocol.context import NO_CONTEXT, ContextLayout
 from protocol.messages import Failure, FailureCode
-from tests.kv_messenger.builders import KEY, layout, plan
+from tests.kv_messenger.builders import BOTH, KEY, layout, plan
 
 LAYERS, PAGE, CHUNK = 2, 4, 8
 BROKEN = OperationError("fi_writedata", 5, "broken", "", "peer")
@@ -39,6 +41,7 @@ class World:
 
     rng: random.Random
     tokens: int
+    context: ContextLayout = NO_CONTEXT
     now: float = 0.0
     word: int = 0
     batches: dict[int, Batch] = field(default_factory=dict)
@@ -57,7 +60,7 @@ class World:
     mid_forward: bool = False
 
     def __post_init__(self) -> None:
-        self.of = layout(LAYERS, PAGE)
+        self.of = replace(layout(LAYERS, PAGE), context=self.context)
         pages = self.of.pages_for(0, self.tokens)
         self.asked = expected(self.of, self.of, self.tokens, 0).writes
         self.sender = tx.SenderTransfer(KEY, plan(self.of, self.tokens, range(pages)), 0, 1e9)
@@ -162,7 +165,7 @@ class World:
     def begin_forward(self) -> None:
         end = min(self.tokens, self.computed + CHUNK)
         self.mid_forward = True
-        self.do_sender(self.sender.on_chunk(tx.Chunk(self.computed, end, [self.blocks], 1)))
+        self.do_sender(self.sender.on_chunk(tx.Chunk(self.computed, end, [self.blocks], 1, 0)))
         self.computed = end
 
     def end_forward(self) -> None:
@@ -224,7 +227,7 @@ class World:
 def test_random_walks_keep_pages_safe_and_end(fault_rate: float) -> None:
     for seed in range(700):
         rng = random.Random(f"{seed}/{fault_rate}")
-        world = World(rng, tokens=rng.randint(1, 30))
+        world = World(rng, rng.randint(1, 30), rng.choice([NO_CONTEXT, BOTH]))
         for _ in range(400):
             act = rng.choice(world.faults() if rng.random() < fault_rate else world.steps())
             act()

@@ -59,4 +59,4 @@ def test_the_first_difference_is_named() -> None:
 
 
 def test_another_number_of_them_is_a_difference() -> None:
-    assert first_difference(b"1234", b"12341234", []) == "2 checksums for 1 pages"
+    assert first_difference(b"1234", b"12341234", []) == "2 checksums came, of 1"

@@ -2,14 +2,18 @@
 
 from collections.abc import Callable
 
+import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from fabric.api import TransferEngine
 from fabric.libfabric import open_engine
 from fabric.simulated import Faults, SimulatedEngine, SimulatedNetwork
 from kv_messenger.plan import expected
+from protocol.context import ContextLayout
 from protocol.layout import KVLayout
-from tests.kv_messenger.pairing import Pair, expect_whole
+from tests.kv_messenger.builders import BOTH, LOGITS, TARGET_SLOT
+from tests.kv_messenger.pairing import SOURCE_SLOT, Pair, expect_whole
 from tests.kv_messenger.test_plan import FULL, HYBRID, SLIDING, of
 
 SHARDINGS = {
@@ -55,19 +59,55 @@ def test_kv_arrives_whole_and_nothing_else_does(
     pair.close()
 
 
+@pytest.mark.parametrize("wanted", [BOTH, ContextLayout((LOGITS,))], ids=["both", "logits"])
+@pytest.mark.parametrize("name", ["1 to 1", "4 to 2", "copies to copies", "16 to 64"])
+def test_the_context_arrives_with_the_kv(
+    open_fabric: Callable[[], TransferEngine], name: str, wanted: ContextLayout, seed: int
+) -> None:
+    source, target = SHARDINGS[name]
+    source, target = replace(source, context=BOTH), replace(target, context=wanted)
+    pair = Pair(open_fabric, source, target, 70, seed=seed)
+    pair.fetch()
+    pair.run_until(lambda: pair.owner.safe and (pair.owner.arrivals or pair.owner.failures))
+    assert [(a.writes, a.bytes) for a in pair.owner.arrivals] == [expected(source, target, 70, 0)], pair.owner.failures
+    computed, arrived = pair.engines[0].contexts.slots[SOURCE_SLOT], pair.contexts[0].slots
+    assert np.array_equal(arrived[TARGET_SLOT], computed[BOTH.slot_bytes - wanted.slot_bytes :])
+    assert not np.delete(arrived, TARGET_SLOT, axis=0).any()
+    expect_whole(pair.targets[0], 70, pair.whole_pages)
+    pair.close()
+
+
+def test_a_context_that_differs_fails_the_transfer(seed: int) -> None:
+    layout = replace(of(4, 1, 16), context=BOTH)
+    for part, byte in (("hidden", 5), ("logits", 60)):
+        pair = almost_arrived(layout, layout, seed)
+        pair.contexts[0].slots[TARGET_SLOT, byte] ^= 1
+        assert f"the context's {part} is not its source's" in failure_of(pair)
+
+
 def answer_to_a_flipped_byte(source: KVLayout, target: KVLayout, rank: int, seed: int) -> str:
     """Planted behind the last write, before the checksums are compared."""
+    pair = almost_arrived(source, target, seed)
+    pool = pair.targets[0].pools[rank]
+    pool[pool.nonzero()[0][0]] ^= 1 << 20
+    return failure_of(pair)
+
+
+def failure_of(pair: Pair) -> str:
+    pair.run_until(lambda: pair.owner.arrivals or pair.owner.failures)
+    assert not pair.owner.arrivals
+    return pair.owner.failures[0].message
+
+
+def almost_arrived(source: KVLayout, target: KVLayout, seed: int) -> Pair:
+    """Every write has landed, and no checksum was compared."""
     network, tokens = SimulatedNetwork(seed, Faults(reorder=True, max_delay=10)), 30
     pair = Pair(lambda: SimulatedEngine(network), source, target, tokens, seed=seed)
     pair.fetch()
     total = expected(source, target, tokens, 0).writes
     landed = pair.fabrics[1].counters
     pair.run_until(lambda: pair.sender.transfers == 0 and landed().immediates_counted == total)
-    pool = pair.targets[0].pools[rank]
-    pool[pool.nonzero()[0][0]] ^= 1 << 20
-    pair.run_until(lambda: pair.owner.arrivals or pair.owner.failures)
-    assert not pair.owner.arrivals
-    return pair.owner.failures[0].message
+    return pair
 
 
 @pytest.mark.parametrize("name", ["2 to 4", "copies to copies", "16 to 64", "2 to 4, sliding"])
@@ -104,3 +144,4 @@ def test_layouts_that_do_not_fit_are_refused_with_the_reason_and_nothing_is_writ
 
     assert "kv_heads of the KV differ" in refusal(of(4, 1, 16), of(8, 1, 16))
     assert "parts of the KV differ" in refusal(of(1, 1, 16), of(1, 1, 16, FULL, 1))
+    assert "--context hidden,logits" in refusal(of(1, 1, 16), replace(of(1, 1, 16), context=BOTH))

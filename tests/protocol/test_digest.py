@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from protocol import PROTOCOL_VERSION, digest
+from protocol.context import ContextLayout, ContextPart
 from protocol.digest import compatibility_digest, model_digest, served_model, tokenizer_digest
 from protocol.layout import GroupLayout, KVLayout, full_layout
 
@@ -49,15 +50,19 @@ def test_each_fact_of_the_kv_changes_compatibility(change: dict[str, object]) ->
     assert compatibility_digest("model", other) != compatibility_digest("model", LAYOUT)
 
 
-@pytest.mark.parametrize("change", [{"page_size": 32}, {"tensor_parallel": 2}], ids=str)
-def test_how_the_kv_is_cut_does_not(change: dict[str, object]) -> None:
+@pytest.mark.parametrize(
+    "change",
+    [{"page_size": 32}, {"tensor_parallel": 2}, {"context": ContextLayout((ContextPart("hidden", 64),))}],
+    ids=str,
+)
+def test_how_the_kv_is_cut_and_what_comes_with_it_does_not(change: dict[str, object]) -> None:
     """The handshake judges it."""
     other = msgspec.structs.replace(LAYOUT, **change)
     assert compatibility_digest("model", other) == compatibility_digest("model", LAYOUT)
 
 
 def test_the_tables_name_every_fact_of_a_layout() -> None:
-    named = {"groups", "kv_heads", "parts", "head_dim", "dtype", "page_size", "tensor_parallel"}
+    named = {"groups", "kv_heads", "parts", "head_dim", "dtype", "page_size", "tensor_parallel", "context"}
     assert set(KVLayout.__struct_fields__) == named
 
 
