@@ -11,6 +11,9 @@ from hypothesis import strategies as st
 from protocol.codec import MAX_FRAME_BYTES, BadFrame, decode, encode
 from protocol.layout import GroupLayout, KVLayout
 from protocol.messages import (
+    MAX_CHOICES,
+    Abort,
+    ChoiceEnded,
     DecodeRequest,
     MAX_CHOICES,
     Abort,
@@ -73,6 +76,9 @@ EXAMPLES: list[tuple[Any, msgspec.Struct]] = [
     ),
     (ToDecode, Stopped(instance="p", key=KEY, posted=3, completed=2, failure=Failure(FailureCode.INTERNAL, "boom"))),
     (FromNode, TokenDelta(request="r", index=0, tokens=[5])),
+    (FromNode, TokenDelta(request="r", index=3, tokens=[5, 6], choice=MAX_CHOICES - 1)),
+    (FromNode, ChoiceEnded(request="r", choice=1, reason=FinishReason.LENGTH)),
+    (ToNode, Abort(request="r", choice=2)),
     (
         FromNode,
         RequestEnded(request="r", reason=FinishReason.STOP, failure=None, ledger=Ledger(decode_node="decode-0")),
@@ -89,6 +95,7 @@ EXAMPLES: list[tuple[Any, msgspec.Struct]] = [
             sampling=SamplingParams(max_new_tokens=4, temperature=0.5, seed=2**63 - 1),
             deadline_s=60.0,
             prefills=[PrefillAddress("p", "prefill-0", "tcp://127.0.0.1:1")],
+            n=MAX_CHOICES,
         ),
     ),
 ]
