@@ -9,15 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.codec import MAX_FRAME_BYTES, BadFrame, decode, encode
+from protocol.context import ContextLayout, ContextPart
 from protocol.layout import GroupLayout, KVLayout
 from protocol.messages import (
     MAX_CHOICES,
     Abort,
     ChoiceEnded,
     DecodeRequest,
-    MAX_CHOICES,
-    Abort,
-    ChoiceEnded,
     Failure,
     FailureCode,
     FinishReason,
@@ -34,7 +32,7 @@ from protocol.messages import (
     ToNode,
 )
 from protocol.sampling import SamplingParams
-from protocol.ticket import RankRegion, TransferKey, TransferTicket
+from protocol.ticket import ContextSlot, RankRegion, TransferKey, TransferTicket
 
 KEY = TransferKey("request", 2, "instance")
 TICKET = TransferTicket(
@@ -44,6 +42,7 @@ TICKET = TransferTicket(
     immediate=2**32 - 1,
     blocks=[[3, 1], [2]],
     regions=[RankRegion(key=2**64 - 1, base=2**47, length=4096)],
+    context=ContextSlot(region=RankRegion(key=0, base=0, length=512), slot=3),
 )
 HYBRID = KVLayout(
     groups=(GroupLayout(layers=(0, 2)), GroupLayout(layers=(1,), window=9)),
@@ -51,6 +50,7 @@ HYBRID = KVLayout(
     page_size=64,
     head_dim=64,
     dtype="float32",
+    context=ContextLayout((ContextPart("hidden", 256), ContextPart("logits", 512))),
 )
 EXAMPLES: list[tuple[Any, msgspec.Struct]] = [
     (
@@ -82,9 +82,6 @@ EXAMPLES: list[tuple[Any, msgspec.Struct]] = [
     (
         FromNode,
         RequestEnded(request="r", reason=FinishReason.STOP, failure=None, ledger=Ledger(decode_node="decode-0")),
-    (FromNode, TokenDelta(request="r", index=3, tokens=[5, 6], choice=MAX_CHOICES - 1)),
-    (FromNode, ChoiceEnded(request="r", choice=1, reason=FinishReason.LENGTH)),
-    (ToNode, Abort(request="r", choice=2)),
     ),
     (
         ToNode,
@@ -99,7 +96,6 @@ EXAMPLES: list[tuple[Any, msgspec.Struct]] = [
         ),
     ),
 ]
-            n=MAX_CHOICES,
 
 
 @pytest.mark.parametrize(("channel", "message"), EXAMPLES, ids=lambda value: type(value).__name__)
