@@ -251,7 +251,8 @@ class Pong(Message, frozen=True):
 
 
 class PrefillRequest(Message, frozen=True):
-    """Run `tokens` (the prompt without its last token) and write its KV as the ticket says."""
+    """Run `tokens` (the prompt without its last token) and write its KV, and what was made of the last of them, as the
+    ticket says."""
 
     ticket: TransferTicket
     public_id: PublicId
@@ -291,7 +292,8 @@ class PrefillTimes(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
 
 class TransferFinished(Message, frozen=True):
     """All `posted` writes completed locally. `checksums` (debug mode): CRC-32 of the tokens that belong into each page
-    of the ticket; by the decode side's replica sets, layers, and pages in ticket order; little-endian u32."""
+    of the ticket; by the decode side's replica sets, layers, and pages in ticket order; then of each part of its
+    context; little-endian u32."""
 
     instance: Name
     key: TransferKey
