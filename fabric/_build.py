@@ -11,7 +11,8 @@ from cffi import FFI
 
 ROOT = Path(__file__).resolve().parent.parent
 CORE = Path("fabric/core")
-SOURCES = ("provider", "device_memory", "endpoint", "batch", "immediates", "posting", "progress")
+SAME_HOST = ("same_host_socket", "same_host_memory", "same_host_sender", "same_host_receiver")
+SOURCES = ("provider", "device_memory", "endpoint", "batch", "immediates", "posting", "progress", *SAME_HOST)
 
 ffi = FFI()
 _header = (ROOT / CORE / "core.h").read_text()
@@ -20,7 +21,7 @@ ffi.set_source(
     "fabric._core",
     '#include "core.h"',
     sources=[str(CORE / f"{name}.c") for name in SOURCES],
-    depends=[str(CORE / "core.h"), str(CORE / "internal.h")],
+    depends=[str(CORE / "core.h"), str(CORE / "internal.h"), str(CORE / "same_host.h")],
     include_dirs=[str(CORE)],
     libraries=["fabric", "dl"],
     extra_compile_args=["-O2", "-std=gnu11", "-Wall", "-Wextra", "-Wno-unused-parameter"],

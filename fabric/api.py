@@ -166,16 +166,18 @@ class TransferEngine(ABC):
     """One per node. See the package docstring for the life of a write."""
 
     provider: str
-    """libfabric's name of it ("net", "tcp;ofi_rxm", "efa", ...) or "simulated"."""
-
-    fence_needs_dead_peer: bool
-    """True where a landing endpoint may be closed only once the peer's process is proven dead."""
+    """libfabric's name of it ("net", "tcp;ofi_rxm", "efa", ...), "same-host" where there is none, or "simulated"."""
 
     @abstractmethod
-    def register(self, address: int, length: int, device: int | None = None) -> MemoryRegion:
+    def register(
+        self, address: int, length: int, device: int | None = None, file: int | None = None, file_offset: int = 0
+    ) -> MemoryRegion:
         """Name `length` bytes at `address` to the network. The memory must not move or be freed before
-        `deregister`. `device`: the ordinal of the CUDA device whose memory it is; None: the host's. Raises
-        RegistrationFailed, FabricUsageError for what is no memory and where devices' memory cannot be registered."""
+        `deregister`. `device`: the ordinal of the CUDA device whose memory it is; None: the host's. `file`: a memfd
+        that the memory is a shared mapping of, from `file_offset` on, and that may be sealed against growing and
+        shrinking: peers of this user on this host may read it then, by a descriptor of their own, even after
+        `deregister`. Raises RegistrationFailed, FabricUsageError for what is no memory and where devices' memory cannot
+        be registered."""
 
     @abstractmethod
     def deregister(self, region: MemoryRegion) -> None:
@@ -188,6 +190,15 @@ class TransferEngine(ABC):
     @abstractmethod
     def connect(self, peer: str, landing_address: bytes) -> Sending:
         """A sending endpoint to a peer's landing. Connects with the first write; an address that is none fails then."""
+
+    @abstractmethod
+    def provider_of(self, endpoint: Landing | Sending) -> str:
+        """By way of what it moves bytes: "same-host", or the engine's provider. A landing that nobody has connected to
+        yet has the engine's."""
+
+    @abstractmethod
+    def fence_needs_dead_peer(self, landing: Landing) -> bool:
+        """Whether it may be closed only once the peer's process is proven dead."""
 
     @abstractmethod
     def close_endpoint(self, endpoint: Landing | Sending) -> None:

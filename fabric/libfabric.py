@@ -3,6 +3,9 @@
 A provider is chosen once, when the engine is opened: the first of `PREFERENCE` that opens on the interface, or
 exactly the one that was named. The data plane of the tcp-like providers is not authenticated: it is bound to one
 interface, and a peer needs a random 64-bit key to write.
+
+Beside the provider an engine may have the same-host path (see `fabric.same_host`): a landing waits for its peer on
+both ways, and `connect` takes the shared one where the peer is on this host and all of our memory is shared.
 """
 
 import resource
@@ -28,9 +31,11 @@ from fabric.api import (
 )
 from fabric.errors import EndpointClosed, FabricUnavailable, FabricUsageError, FenceFailed, RegistrationFailed
 from fabric.immediates import unpack
+from fabric.landing_address import LandingAddress
 from fabric.limits import Limits
 from fabric.native import core, describe
 from fabric.native_events import decode
+from fabric.same_host import SAME_HOST
 
 PREFERENCE = ("efa", "verbs;ofi_rxm", "tcp", "net", "tcp;ofi_rxm")
 """Best first. NICs before sockets; native reliable-datagram endpoints before the layered ones."""
@@ -59,14 +64,18 @@ def open_engine(
     node: str = "127.0.0.1",
     limits: Limits | None = None,
     device_memory: bool = False,
+    same_host: bool = False,
 ) -> "LibfabricEngine":
     """The best provider that opens on `node`, or exactly `provider`. `device_memory`: one that also takes memory of
-    CUDA devices (FI_HMEM). Raises FabricUnavailable with the reasons."""
+    CUDA devices (FI_HMEM). `same_host`: beside it, shared memory for peers on this host; SAME_HOST as the provider is
+    that alone. Raises FabricUnavailable with the reasons."""
+    if provider == SAME_HOST:
+        device_memory, same_host = False, True
     reasons = []
     for name in [provider] if provider else PREFERENCE:
         raw, reason = _open_core(name, node, limits or Limits(), device_memory)
         if raw is not None:
-            return LibfabricEngine(raw, name)
+            return LibfabricEngine(raw, name, same_host)
         reasons.append(f"{name}: {reason}")
     lacking = "provider that takes memory of CUDA devices" if device_memory else "usable provider"
     raise FabricUnavailable(
@@ -77,7 +86,8 @@ def open_engine(
 
 def _open_core(provider: str, node: str, limits: Limits, device_memory: bool) -> tuple[Any, str]:
     ffi, lib = core()
-    name, address = ffi.new("char[]", provider.encode()), ffi.new("char[]", node.encode())
+    name = ffi.NULL if provider == SAME_HOST else ffi.new("char[]", provider.encode())
+    address = ffi.new("char[]", node.encode())
     options = ffi.new("kf_options *")
     options.provider, options.node = name, address
     options.endpoint_cap, options.domain_cap = limits.endpoint_writes, limits.domain_writes
@@ -106,16 +116,25 @@ class _Opened:
     landing: bool
 
 
+@dataclass(frozen=True, slots=True)
+class _Registered:
+    """`shared`: a peer on this host can read it. `device`: nobody on the host can."""
+
+    raw: Any
+    shared: bool
+    device: bool
+
+
 class LibfabricEngine(TransferEngine):
     """Made by `open_engine`. Owns every libfabric object; handles and ids are never reused."""
 
-    def __init__(self, raw: Any, provider: str) -> None:
+    def __init__(self, raw: Any, provider: str, same_host: bool) -> None:
         self._ffi, self._lib = core()
         self._raw = raw
         self.provider = provider
-        self.fence_needs_dead_peer = bool(self._lib.kf_closes_dead_only(raw))
+        self._same_host = same_host
         self._ids = count(1)
-        self._regions: dict[int, Any] = {}
+        self._regions: dict[int, _Registered] = {}
         self._endpoints: dict[int, _Opened] = {}
         self._batches: dict[int, tuple[Any, str]] = {}  # handle -> (batch, peer)
         self._expectations: dict[int, tuple[int, int]] = {}  # handle -> (landing id, slot)
@@ -138,51 +157,84 @@ class LibfabricEngine(TransferEngine):
         """Whether memory of CUDA devices can be registered."""
         return bool(self._lib.kf_takes_device_memory(self._open()))
 
-    def register(self, address: int, length: int, device: int | None = None) -> MemoryRegion:
+    def register(
+        self, address: int, length: int, device: int | None = None, file: int | None = None, file_offset: int = 0
+    ) -> MemoryRegion:
         paged.check_memory(address, length)
         if device is not None and not self.device_memory:
             raise FabricUsageError("memory of CUDA devices needs an engine opened with device_memory=True")
         if device is not None and device < 0:
             raise FabricUsageError(f"there is no CUDA device {device}")
         ordinal = -1 if device is None else device
-        memory = self._ffi.new("kf_memory *", (address, length, secrets.randbits(64), ordinal))
+        shared = self._same_host and file is not None
+        fd = file if shared else -1
+        memory = self._ffi.new("kf_memory *", (address, length, secrets.randbits(64), ordinal, fd, file_offset))
         raw = self._lib.kf_register(self._open(), memory, self._error)
         if raw == self._ffi.NULL:
             raise RegistrationFailed(f"{describe(self._error)} for {length} bytes at {address:#x}; {_remedy(device)}")
         region = next(self._ids)
-        self._regions[region] = raw
+        self._regions[region] = _Registered(raw, shared, device is not None)
         remote = RemoteRegion(self._lib.kf_region_key(raw), self._lib.kf_region_base(raw), length)
         return MemoryRegion(region, address, length, remote)
 
     def is_dmabuf(self, region: MemoryRegion) -> bool:
         """Whether the NIC was given the device's pages by a dmabuf; otherwise by address."""
-        return bool(self._lib.kf_region_is_dmabuf(self._region(region)))
+        return bool(self._lib.kf_region_is_dmabuf(self._region(region).raw))
 
-    def _region(self, region: MemoryRegion) -> Any:
-        raw = self._regions.get(region.id)
-        if raw is None:
+    def _region(self, region: MemoryRegion) -> _Registered:
+        registered = self._regions.get(region.id)
+        if registered is None:
             raise FabricUsageError(f"region {region.id} is not registered here")
-        return raw
+        return registered
 
     def deregister(self, region: MemoryRegion) -> None:
-        self._lib.kf_deregister(self._raw, self._region(region))
+        self._lib.kf_deregister(self._raw, self._region(region).raw)
         del self._regions[region.id]
 
     def open_landing(self, peer: str) -> Landing:
         endpoint = next(self._ids)
-        raw = self._lib.kf_open_landing(self._open(), endpoint, self._error)
+        same_host = self._same_host and not any(region.device for region in self._regions.values())
+        raw = self._lib.kf_open_landing(self._open(), endpoint, same_host, self._error)
         self._add_endpoint(endpoint, raw, peer, landing=True)
+        name = self._lib.kf_same_host_name(raw)
+        address = LandingAddress(self._rails(endpoint, raw), self._ffi.string(name) if name else b"")
+        return Landing(endpoint, peer, address.encode())
+
+    def _rails(self, endpoint: int, raw: Any) -> tuple[bytes, ...]:
+        if self.provider == SAME_HOST:
+            return ()
         buffer, size = self._ffi.new("char[]", _ADDRESS_BYTES), self._ffi.new("size_t *", _ADDRESS_BYTES)
         if self._lib.kf_endpoint_address(raw, buffer, size, self._error):
+            peer = self._endpoints[endpoint].peer
             self._close(endpoint)
             raise FabricUnavailable(f"no address for {peer}: {describe(self._error)}")
-        return Landing(endpoint, peer, self._ffi.buffer(buffer, size[0])[:])
+        return (self._ffi.buffer(buffer, size[0])[:],)
 
     def connect(self, peer: str, landing_address: bytes) -> Sending:
-        endpoint = next(self._ids)
-        raw = self._lib.kf_connect(self._open(), endpoint, landing_address, len(landing_address), self._error)
+        endpoint, address = next(self._ids), LandingAddress.decode(landing_address) or LandingAddress()
+        raw = self._connect_same_host(endpoint, address.same_host)
+        if raw == self._ffi.NULL:
+            rail = address.rails[0] if address.rails else b""
+            raw = self._lib.kf_connect(self._open(), endpoint, rail, len(rail), self._error)
         self._add_endpoint(endpoint, raw, peer, landing=False)
         return Sending(endpoint, peer)
+
+    def _connect_same_host(self, endpoint: int, name: bytes) -> Any:
+        """NULL where that way is not to be taken; with it as the only one, an endpoint that has failed."""
+        alone = self.provider == SAME_HOST
+        shared = self._same_host and all(region.shared for region in self._regions.values())
+        if not alone and not (shared and name):
+            return self._ffi.NULL
+        raw = self._lib.kf_connect_same_host(self._open(), endpoint, name, len(name), self._error)
+        if raw == self._ffi.NULL and alone:
+            return self._lib.kf_connect_failed(self._open(), endpoint, self._error, self._error)
+        return raw
+
+    def provider_of(self, endpoint: Landing | Sending) -> str:
+        return SAME_HOST if self._lib.kf_is_same_host(self._find(endpoint).raw) else self.provider
+
+    def fence_needs_dead_peer(self, landing: Landing) -> bool:
+        return bool(self._lib.kf_closes_dead_only(self._open())) and self.provider_of(landing) != SAME_HOST
 
     def _add_endpoint(self, endpoint: int, raw: Any, peer: str, *, landing: bool) -> None:
         if raw == self._ffi.NULL:
@@ -216,12 +268,14 @@ class LibfabricEngine(TransferEngine):
         opened = self._find(endpoint)
         paged.check(batch)
         region = self._region(batch.source)
+        if not region.shared and self.provider_of(endpoint) == SAME_HOST:
+            raise FabricUsageError("this memory is not shared with peers on this host: register it with its file")
         # from_buffer keeps these arrays alive; the core copies before the call returns
         sources = self._ffi.from_buffer("uint64_t[]", array("Q", batch.source_indices))
         targets = self._ffi.from_buffer("uint64_t[]", array("Q", batch.target_indices))
         writes = self._ffi.new("kf_writes *")
         writes.source = batch.source.address + batch.source_offset
-        writes.source_stride, writes.source_indices, writes.source_region = batch.source_stride, sources, region
+        writes.source_stride, writes.source_indices, writes.source_region = batch.source_stride, sources, region.raw
         writes.target = batch.target.base + batch.target_offset
         writes.target_stride, writes.target_indices = batch.target_stride, targets
         writes.target_key, writes.immediate = batch.target.key, batch.immediate

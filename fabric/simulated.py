@@ -38,7 +38,6 @@ class SimulatedEngine(TransferEngine):
     """`name` appears in nothing but its repr. Every call takes the network's lock."""
 
     provider = "simulated"
-    fence_needs_dead_peer = False
 
     def __init__(self, network: SimulatedNetwork, name: str = "", limits: Limits | None = None) -> None:
         self.changed = threading.Condition(network.lock)
@@ -71,7 +70,9 @@ class SimulatedEngine(TransferEngine):
 
     # Memory and endpoints.
 
-    def register(self, address: int, length: int, device: int | None = None) -> MemoryRegion:
+    def register(
+        self, address: int, length: int, device: int | None = None, file: int | None = None, file_offset: int = 0
+    ) -> MemoryRegion:
         paged.check_memory(address, length)
         if device is not None:
             raise FabricUsageError("the simulated network copies between memories of the host alone")
@@ -101,6 +102,12 @@ class SimulatedEngine(TransferEngine):
             sending = Sending(next(self._ids), peer)
             self._sender.connect(sending.id, peer, landing_address)
             return sending
+
+    def provider_of(self, endpoint: Landing | Sending) -> str:
+        return self.provider
+
+    def fence_needs_dead_peer(self, landing: Landing) -> bool:
+        return False
 
     def close_endpoint(self, endpoint: Landing | Sending) -> None:
         with self._network.lock:

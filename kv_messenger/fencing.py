@@ -47,7 +47,7 @@ class Fencing:
             self._do(attempt, attempt.transfer.on_peer_lost(failure))
             if peer.withdraw(attempt.fetch.key):
                 self._do(attempt, attempt.transfer.on_never_sent())
-        if proven_dead or not self._fabric.fence_needs_dead_peer:
+        if proven_dead or not self._fabric.fence_needs_dead_peer(peer.landing):
             self._drop(peer, failure)
         else:
             self._peers.linger(peer)
@@ -70,7 +70,7 @@ class Fencing:
     def settle(self, attempt: Attempt, reason: str) -> None:
         """A transfer can be settled only by fencing a peer that still answers: all its transfers go down with it."""
         peer = self._peers.of_landing(attempt.landing.id)
-        if peer is not None and not self._fabric.fence_needs_dead_peer:
+        if peer is not None and not self._fabric.fence_needs_dead_peer(peer.landing):
             log_event(log, "fencing", logging.WARNING, peer=peer.address.name, reason=reason)
             self._renew(peer)
 
@@ -97,7 +97,7 @@ class Fencing:
 
     def _renew(self, peer: Peer) -> None:
         """Fence a live peer and greet it again on a fresh landing."""
-        if self._fabric.fence_needs_dead_peer and self._attempts.of_landing(peer.landing):
+        if self._fabric.fence_needs_dead_peer(peer.landing) and self._attempts.of_landing(peer.landing):
             self._peers.linger(peer)
         else:
             self._peers.forget(peer)

@@ -48,7 +48,10 @@ static kf_batch *kf_new_batch(kf_endpoint *endpoint, int64_t handle, const kf_wr
     if (!batch) return NULL;
     batch->handle = handle;
     batch->endpoint = endpoint;
-    batch->source_desc = fi_mr_desc(writes->source_region->mr);
+    const kf_region *region = writes->source_region;
+    batch->source_desc = region->mr ? fi_mr_desc(region->mr) : NULL;
+    batch->source_number = region->number;
+    batch->source_base = region->address;
     batch->target_key = writes->target_key;
     batch->length = writes->length;
     batch->count = writes->count;
@@ -69,6 +72,9 @@ kf_batch *kf_write(kf_engine *engine, kf_endpoint *endpoint, int64_t handle, con
     kf_batch *batch = kf_new_batch(endpoint, handle, writes);
     if (!batch) return NULL;
     batch->threshold = threshold;
+    kf_error error;
+    if (endpoint->sender && kf_offer_region(endpoint->sender, writes->source_region, &error))
+        kf_fail_endpoint(engine, endpoint, &error);
     if (endpoint->failed) {
         kf_fail_batch(engine, batch, &endpoint->error);
     } else if (!word_address) {

@@ -8,6 +8,8 @@
 #include <stdint.h>
 #include <stddef.h>
 
+#define KF_SAME_HOST_NAME 48
+
 typedef struct kf_engine kf_engine;
 typedef struct kf_region kf_region;
 typedef struct kf_endpoint kf_endpoint;
@@ -21,7 +23,7 @@ typedef struct {
 } kf_error;
 
 typedef struct {
-    const char *provider; /* exactly as libfabric spells it */
+    const char *provider; /* exactly as libfabric spells it; NULL: none, peers are reached on this host alone */
     const char *node;     /* interface address to bind to */
     uint32_t endpoint_cap; /* writes outstanding on one endpoint */
     uint32_t domain_cap;   /* writes outstanding in all; an endpoint with none outstanding may always post one */
@@ -33,6 +35,8 @@ typedef struct {
     uint64_t address, length;
     uint64_t key; /* that we ask for; the provider may choose its own */
     int32_t cuda_device; /* ordinal; -1: the host's memory */
+    int32_t file; /* memfd that the memory is a shared mapping of, from `file_offset` on; -1: none */
+    uint64_t file_offset;
 } kf_memory;
 
 typedef struct {
@@ -86,8 +90,12 @@ uint64_t kf_region_base(const kf_region *region);
 void kf_deregister(kf_engine *engine, kf_region *region);
 
 /* endpoint.c */
-kf_endpoint *kf_open_landing(kf_engine *engine, int64_t id, kf_error *error);
+kf_endpoint *kf_open_landing(kf_engine *engine, int64_t id, int same_host, kf_error *error);
 kf_endpoint *kf_connect(kf_engine *engine, int64_t id, const void *address, size_t size, kf_error *error);
+kf_endpoint *kf_connect_same_host(kf_engine *engine, int64_t id, const char *name, size_t size, kf_error *error);
+kf_endpoint *kf_connect_failed(kf_engine *engine, int64_t id, const kf_error *why, kf_error *error);
+const char *kf_same_host_name(const kf_endpoint *landing);
+int kf_is_same_host(const kf_endpoint *endpoint);
 int kf_endpoint_address(kf_endpoint *endpoint, void *address, size_t *size, kf_error *error);
 int kf_close_endpoint(kf_engine *engine, kf_endpoint *endpoint, kf_error *error);
 

@@ -1,5 +1,5 @@
 /* Endpoints: one completion queue and one address vector each, so that closing one leaves nothing behind. */
-#include "internal.h"
+#include "same_host.h"
 
 #include <sched.h>
 #include <stdlib.h>
@@ -87,12 +87,14 @@ static void kf_free_endpoint(kf_endpoint *endpoint) {
     if (endpoint->ep) fi_close(&endpoint->ep->fid);
     if (endpoint->cq) fi_close(&endpoint->cq->fid);
     if (endpoint->av) fi_close(&endpoint->av->fid);
+    kf_close_local_sender(endpoint);
+    kf_close_local_receiver(endpoint);
     free(endpoint->operations);
     free(endpoint->receives);
     free(endpoint);
 }
 
-static kf_endpoint *kf_open_endpoint(kf_engine *engine, int64_t id, bool landing, kf_error *error) {
+static kf_endpoint *kf_new_endpoint(int64_t id, bool landing, kf_error *error) {
     kf_endpoint *endpoint = calloc(1, sizeof *endpoint);
     if (!endpoint) return kf_set_error(error, "calloc", ENOMEM), NULL;
     endpoint->id = id;
@@ -101,30 +103,70 @@ static kf_endpoint *kf_open_endpoint(kf_engine *engine, int64_t id, bool landing
     kf_node_init(&endpoint->ready);
     kf_node_init(&endpoint->batches);
     kf_node_init(&endpoint->queue);
-    if (kf_open_cq(engine, endpoint, error) || kf_open_ep(engine, endpoint, error) ||
-        (landing ? kf_open_receives(engine, endpoint, error) : kf_open_operations(engine, endpoint, error))) {
-        kf_free_endpoint(endpoint);
-        return NULL;
-    }
+    return endpoint;
+}
+
+/* `failed`: to open it. */
+static kf_endpoint *kf_add_endpoint(kf_engine *engine, kf_endpoint *endpoint, int failed) {
+    if (failed) return kf_free_endpoint(endpoint), NULL;
     kf_append(&engine->endpoints, &endpoint->link);
     engine->counters.endpoints++;
     return endpoint;
 }
 
-kf_endpoint *kf_open_landing(kf_engine *engine, int64_t id, kf_error *error) {
-    return kf_open_endpoint(engine, id, true, error);
+static int kf_open_with_provider(kf_engine *engine, kf_endpoint *endpoint, kf_error *error) {
+    if (kf_open_cq(engine, endpoint, error) || kf_open_ep(engine, endpoint, error)) return -1;
+    return endpoint->landing ? kf_open_receives(engine, endpoint, error) : 0;
+}
+
+/* `same_host`: a peer on this host may also come by way of shared memory. */
+kf_endpoint *kf_open_landing(kf_engine *engine, int64_t id, int same_host, kf_error *error) {
+    kf_endpoint *landing = kf_new_endpoint(id, true, error);
+    if (!landing) return NULL;
+    int failed = engine->domain ? kf_open_with_provider(engine, landing, error) : 0;
+    if (!failed && same_host) failed = kf_open_local_receiver(engine, landing, error);
+    return kf_add_endpoint(engine, landing, failed);
 }
 
 /* `address` came from another machine: one that is not of our format makes an endpoint that has failed. */
 kf_endpoint *kf_connect(kf_engine *engine, int64_t id, const void *address, size_t size, kf_error *error) {
-    kf_endpoint *endpoint = kf_open_endpoint(engine, id, false, error);
-    if (!endpoint) return NULL;
-    bool ours = size == engine->address_size;
-    if (ours && fi_av_insert(endpoint->av, address, 1, &endpoint->peer, 0, NULL) == 1) return endpoint;
     kf_error failure;
     kf_set_error(&failure, "fi_av_insert", FI_EINVAL);
-    kf_fail_endpoint(engine, endpoint, &failure);
+    if (!engine->domain || size != engine->address_size) return kf_connect_failed(engine, id, &failure, error);
+    kf_endpoint *endpoint = kf_new_endpoint(id, false, error);
+    if (!endpoint) return NULL;
+    int failed = kf_open_operations(engine, endpoint, error) || kf_open_with_provider(engine, endpoint, error);
+    if (!kf_add_endpoint(engine, endpoint, failed)) return NULL;
+    if (fi_av_insert(endpoint->av, address, 1, &endpoint->peer, 0, NULL) != 1)
+        kf_fail_endpoint(engine, endpoint, &failure);
     return endpoint;
+}
+
+/* NULL, with the reason, where no process of this user listens under that name on this host. */
+kf_endpoint *kf_connect_same_host(kf_engine *engine, int64_t id, const char *name, size_t size, kf_error *error) {
+    kf_endpoint *endpoint = kf_new_endpoint(id, false, error);
+    if (!endpoint) return NULL;
+    int failed = kf_open_operations(engine, endpoint, error);
+    if (!failed) failed = kf_open_local_sender(engine, endpoint, name, size, error);
+    return kf_add_endpoint(engine, endpoint, failed);
+}
+
+/* An endpoint that has failed before it was anything: its writes end with `why`. */
+kf_endpoint *kf_connect_failed(kf_engine *engine, int64_t id, const kf_error *why, kf_error *error) {
+    kf_endpoint *endpoint = kf_new_endpoint(id, false, error);
+    if (!endpoint) return NULL;
+    kf_fail_endpoint(engine, kf_add_endpoint(engine, endpoint, 0), why);
+    return endpoint;
+}
+
+/* NULL where peers do not come that way. */
+const char *kf_same_host_name(const kf_endpoint *landing) {
+    return landing->receiver ? landing->receiver->name : NULL;
+}
+
+/* Whether it writes by way of shared memory, or is written to that way since its peer has come. */
+int kf_is_same_host(const kf_endpoint *endpoint) {
+    return endpoint->sender || (endpoint->receiver && endpoint->receiver->joined);
 }
 
 int kf_endpoint_address(kf_endpoint *endpoint, void *address, size_t *size, kf_error *error) {
@@ -177,8 +219,11 @@ static void kf_settle_landing(kf_engine *engine, kf_endpoint *landing) {
  * have freed its endpoint all the same (ofi_rxm), or half of it (net): it is neither closed again nor used, and what
  * it may still write to is not freed. */
 int kf_close_endpoint(kf_engine *engine, kf_endpoint *endpoint, kf_error *error) {
-    if (endpoint->landing && kf_closes_dead_only(engine)) kf_settle_landing(engine, endpoint);
-    int rc = fi_close(&endpoint->ep->fid);
+    bool settle = endpoint->ep && endpoint->landing && kf_closes_dead_only(engine) && !kf_is_same_host(endpoint);
+    kf_close_local_sender(endpoint);
+    kf_close_local_receiver(endpoint);
+    if (settle) kf_settle_landing(engine, endpoint);
+    int rc = endpoint->ep ? fi_close(&endpoint->ep->fid) : 0;
     if (endpoint->landing) kf_drop_expectations(engine, endpoint);
     kf_unlink(&endpoint->ready);
     kf_unlink(&endpoint->link);

@@ -63,19 +63,29 @@ typedef struct kf_receive {
     struct kf_receive *next_idle;
 } kf_receive;
 
+typedef struct kf_local_sender kf_local_sender;
+typedef struct kf_local_receiver kf_local_receiver;
+
 struct kf_region {
-    struct fid_mr *mr;
+    struct fid_mr *mr; /* NULL without a provider */
+    uint64_t number, address, length, key;
     uint64_t base; /* what a peer adds its offsets to */
-    bool dmabuf;
+    bool device, dmabuf;
+    int file; /* for peers on this host to read from; -1: none */
+    uint64_t file_offset;
     kf_node link;
 };
 
+/* It writes, or is written to, by way of the provider or of memory that both processes map. A landing waits for its
+ * peer on both ways. */
 struct kf_endpoint {
     int64_t id;
     struct fid_ep *ep;
     struct fid_cq *cq;
     struct fid_av *av;
     fi_addr_t peer;
+    kf_local_sender *sender;     /* NULL: by way of the provider */
+    kf_local_receiver *receiver; /* NULL: by way of the provider alone */
     bool landing, failed, was_connected;
     kf_error error;
     kf_node link;    /* engine->endpoints */
@@ -104,6 +114,7 @@ struct kf_batch {
     kf_node of_endpoint;
     kf_node ready;
     void *source_desc;
+    uint64_t source_number, source_base; /* of its region */
     uint64_t target_key, length, count, posted, completed, outstanding;
     uint32_t immediate;
     bool stopped, cancelled, failed, failure_reported, ended;
@@ -135,6 +146,9 @@ struct kf_engine {
     kf_node ready_slots, ready_endpoints, ready_batches;
     kf_slot slots[KF_SLOTS];
     kf_counters counters;
+    uint64_t regions_made;
+    bool look;         /* a descriptor was readable: it may be a socket of a peer on this host */
+    int64_t looked_ns; /* when all of those were read */
     int64_t word_moved_ns;  /* last arming or firing: sets how finely words are polled */
     int64_t last_active_ns; /* last posting or completion: sets whether to spin */
 };
@@ -143,6 +157,7 @@ int64_t kf_now(void);
 
 /* provider.c */
 void kf_set_error(kf_error *error, const char *call, int code);
+int kf_watch_fd(const kf_engine *engine, int fd, kf_error *error);
 int kf_watch(kf_engine *engine, struct fid *fid, kf_error *error);
 size_t kf_cq_size(const kf_engine *engine, bool landing);
 
@@ -164,10 +179,32 @@ void kf_free_batch(kf_batch *batch);
 void kf_fire_words(kf_engine *engine, int64_t now);
 
 /* posting.c */
+void kf_completed(kf_engine *engine, kf_endpoint *endpoint, kf_operation *operation, const kf_error *error,
+                  int64_t now);
 bool kf_post_all(kf_engine *engine, int64_t now);
 bool kf_drain(kf_engine *engine, kf_endpoint *endpoint, int64_t now);
 bool kf_drain_all(kf_engine *engine, int64_t now);
 int64_t kf_next_retry(const kf_engine *engine);
+
+/* same_host_memory.c */
+int kf_open_for_peers(int file);
+
+/* same_host_sender.c */
+int kf_open_local_sender(kf_engine *engine, kf_endpoint *endpoint, const char *name, size_t size, kf_error *error);
+int kf_offer_region(kf_local_sender *sender, const kf_region *region, kf_error *error);
+void kf_post_locally(kf_local_sender *sender, const kf_batch *batch, kf_operation *operation);
+void kf_ring_receiver(kf_local_sender *sender);
+bool kf_sender_may_sleep(kf_local_sender *sender);
+bool kf_drain_sender(kf_engine *engine, kf_endpoint *endpoint, int64_t now);
+void kf_look_at_receiver(kf_engine *engine, kf_endpoint *endpoint, int64_t now);
+void kf_close_local_sender(kf_endpoint *endpoint);
+
+/* same_host_receiver.c */
+int kf_open_local_receiver(kf_engine *engine, kf_endpoint *landing, kf_error *error);
+bool kf_drain_receiver(kf_engine *engine, kf_endpoint *landing);
+void kf_look_at_sender(kf_engine *engine, kf_endpoint *landing);
+bool kf_receiver_may_sleep(kf_local_receiver *receiver);
+void kf_close_local_receiver(kf_endpoint *landing);
 
 /* immediates.c */
 void kf_count_immediate(kf_engine *engine, kf_endpoint *landing, uint32_t immediate, int64_t now);

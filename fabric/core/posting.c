@@ -16,6 +16,7 @@ static bool kf_may_post(const kf_engine *engine, const kf_endpoint *endpoint) {
 }
 
 static ssize_t kf_post_write(kf_engine *engine, kf_endpoint *endpoint, kf_batch *batch, kf_operation *operation) {
+    if (endpoint->sender) return kf_post_locally(endpoint->sender, batch, operation), 0;
     uint64_t source = batch->writes[batch->posted].source, target = batch->writes[batch->posted].target;
     struct iovec local = {.iov_base = (void *)source, .iov_len = batch->length};
     struct fi_rma_iov remote = {.addr = target, .len = batch->length, .key = batch->target_key};
@@ -84,8 +85,11 @@ bool kf_post_all(kf_engine *engine, int64_t now) {
     bool any = false, moved = true;
     while (moved) {
         moved = false;
-        for (kf_node *node = engine->endpoints.next; node != &engine->endpoints; node = node->next)
-            moved |= kf_post_some(engine, KF_OWNER(node, kf_endpoint, link), now);
+        for (kf_node *node = engine->endpoints.next; node != &engine->endpoints; node = node->next) {
+            kf_endpoint *endpoint = KF_OWNER(node, kf_endpoint, link);
+            moved |= kf_post_some(engine, endpoint, now);
+            if (endpoint->sender) kf_ring_receiver(endpoint->sender);
+        }
         any |= moved;
     }
     kf_node *first = engine->endpoints.next;
@@ -105,8 +109,8 @@ int64_t kf_next_retry(const kf_engine *engine) {
     return earliest;
 }
 
-static void kf_completed(kf_engine *engine, kf_endpoint *endpoint, kf_operation *operation, const kf_error *error,
-                         int64_t now) {
+void kf_completed(kf_engine *engine, kf_endpoint *endpoint, kf_operation *operation, const kf_error *error,
+                  int64_t now) {
     kf_batch *batch = operation->batch;
     operation->next_free = endpoint->free_operations;
     endpoint->free_operations = operation;
@@ -181,7 +185,11 @@ bool kf_drain(kf_engine *engine, kf_endpoint *endpoint, int64_t now) {
 
 bool kf_drain_all(kf_engine *engine, int64_t now) {
     bool any = false;
-    for (kf_node *node = engine->endpoints.next; node != &engine->endpoints; node = node->next)
-        any |= kf_drain(engine, KF_OWNER(node, kf_endpoint, link), now);
+    for (kf_node *node = engine->endpoints.next; node != &engine->endpoints; node = node->next) {
+        kf_endpoint *endpoint = KF_OWNER(node, kf_endpoint, link);
+        if (endpoint->cq) any |= kf_drain(engine, endpoint, now);
+        if (endpoint->sender) any |= kf_drain_sender(engine, endpoint, now);
+        if (endpoint->receiver) any |= kf_drain_receiver(engine, endpoint);
+    }
     return any;
 }

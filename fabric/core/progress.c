@@ -13,6 +13,7 @@
 #define KF_NAP_MIN_NS 20000    /* between looks at what has no descriptor, growing with the time since it moved, to: */
 #define KF_NAP_MAX_NS 1000000
 #define KF_NAP_SHARE 32        /* it is noticed at most 1/32 of its waiting time late */
+#define KF_LOOK_NS 1000000     /* at most so late a busy loop notices that a peer on this host is gone */
 #define KF_TIMER_SLACK_NS 1000 /* the default of 50 us would more than double a short nap */
 
 int64_t kf_now(void) {
@@ -71,12 +72,37 @@ static int kf_report(kf_engine *engine, kf_event *events, int capacity) {
     return n;
 }
 
+/* Of peers on this host: who connects, wakes us, or is gone. */
+static void kf_look_at_sockets(kf_engine *engine, int64_t now) {
+    if (!engine->look && now - engine->looked_ns < KF_LOOK_NS) return;
+    engine->look = false;
+    engine->looked_ns = now;
+    for (kf_node *node = engine->endpoints.next; node != &engine->endpoints; node = node->next) {
+        kf_endpoint *endpoint = KF_OWNER(node, kf_endpoint, link);
+        if (endpoint->sender) kf_look_at_receiver(engine, endpoint, now);
+        if (endpoint->receiver) kf_look_at_sender(engine, endpoint);
+    }
+}
+
+/* True if peers on this host will wake us. */
+static bool kf_peers_will_wake(kf_engine *engine) {
+    for (kf_node *node = engine->endpoints.next; node != &engine->endpoints; node = node->next) {
+        kf_endpoint *endpoint = KF_OWNER(node, kf_endpoint, link);
+        if (endpoint->sender && !kf_sender_may_sleep(endpoint->sender)) return false;
+        if (endpoint->receiver && !kf_receiver_may_sleep(endpoint->receiver)) return false;
+    }
+    return true;
+}
+
 /* True if the descriptors will tell of the next completion: nothing is pending now. */
 static bool kf_may_sleep(kf_engine *engine) {
+    if (!kf_peers_will_wake(engine)) return false;
     if (engine->without_descriptors) return true;
     if (engine->wait_set) return fi_wait(engine->wait_set, 0) != 0; /* 0: ready, else timed out */
     for (kf_node *node = engine->endpoints.next; node != &engine->endpoints; node = node->next) {
-        struct fid *fid = &KF_OWNER(node, kf_endpoint, link)->cq->fid;
+        const kf_endpoint *endpoint = KF_OWNER(node, kf_endpoint, link);
+        if (!endpoint->cq) continue;
+        struct fid *fid = &endpoint->cq->fid;
         if (fi_trywait(engine->fabric, &fid, 1) == -FI_EAGAIN) return false;
     }
     return true;
@@ -106,6 +132,7 @@ static void kf_sleep(kf_engine *engine, int64_t now, int64_t until) {
     if (ppoll(&poll, 1, &time, NULL) > 0) {
         eventfd_t value;
         eventfd_read(engine->event_fd, &value);
+        engine->look = true;
     }
 }
 
@@ -119,6 +146,7 @@ int kf_progress(kf_engine *engine, int64_t timeout_ns, kf_event *events, int cap
     kf_set_timer_slack();
     int64_t now = kf_now(), deadline = now + timeout_ns;
     for (;; now = kf_now()) {
+        kf_look_at_sockets(engine, now);
         kf_fire_words(engine, now);
         bool active = kf_post_all(engine, now);
         active |= kf_drain_all(engine, now);

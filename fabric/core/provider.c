@@ -90,13 +90,18 @@ static int kf_choose(kf_engine *engine, bool delivery_complete) {
     return engine->info ? 0 : -FI_ENODATA;
 }
 
-/* Adds the wait descriptor of a queue or a wait set to what kf_progress sleeps on. */
-int kf_watch(kf_engine *engine, struct fid *fid, kf_error *error) {
-    int fd = -1, rc = fi_control(fid, FI_GETWAIT, &fd);
-    if (rc) return kf_set_error(error, "fi_control(FI_GETWAIT)", rc), rc;
+/* Adds a descriptor to what kf_progress sleeps on. */
+int kf_watch_fd(const kf_engine *engine, int fd, kf_error *error) {
     struct epoll_event event = {.events = EPOLLIN};
     if (epoll_ctl(engine->epoll_fd, EPOLL_CTL_ADD, fd, &event)) return kf_set_error(error, "epoll_ctl", errno), -1;
     return 0;
+}
+
+/* The same for the wait descriptor of a queue or a wait set. */
+int kf_watch(kf_engine *engine, struct fid *fid, kf_error *error) {
+    int fd = -1, rc = fi_control(fid, FI_GETWAIT, &fd);
+    if (rc) return kf_set_error(error, "fi_control(FI_GETWAIT)", rc), rc;
+    return kf_watch_fd(engine, fd, error);
 }
 
 /* In `net` (and `tcp`, its successor) fi_trywait does not reset a queue's descriptor after a completion: it stays
@@ -125,15 +130,12 @@ static int kf_open_wait(kf_engine *engine, kf_error *error) {
     if (engine->epoll_fd < 0) return kf_set_error(error, "epoll_create1", errno), -1;
     engine->event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     if (engine->event_fd < 0) return kf_set_error(error, "eventfd", errno), -1;
-    struct epoll_event event = {.events = EPOLLIN};
-    if (epoll_ctl(engine->epoll_fd, EPOLL_CTL_ADD, engine->event_fd, &event))
-        return kf_set_error(error, "epoll_ctl", errno), -1;
-    return 0;
+    return kf_watch_fd(engine, engine->event_fd, error);
 }
 
 /* A provider is usable if an endpoint opens: an address that is not ours is noticed only there. */
 static int kf_try_endpoint(kf_engine *engine, kf_error *error) {
-    kf_endpoint *endpoint = kf_open_landing(engine, 0, error);
+    kf_endpoint *endpoint = kf_open_landing(engine, 0, false, error);
     if (!endpoint) return -1;
     char address[256];
     engine->address_size = sizeof address;
@@ -146,14 +148,17 @@ kf_engine *kf_open(const kf_options *options, kf_error *error) {
     kf_engine *engine = calloc(1, sizeof *engine);
     if (!engine) return kf_set_error(error, "calloc", ENOMEM), NULL;
     engine->options = *options;
-    engine->options.provider = strdup(options->provider);
+    engine->options.provider = options->provider ? strdup(options->provider) : NULL;
     engine->options.node = strdup(options->node);
     engine->epoll_fd = engine->event_fd = -1;
     kf_node *heads[] = {&engine->regions,         &engine->endpoints,      &engine->words, &engine->ready_slots,
                         &engine->ready_endpoints, &engine->ready_batches};
     for (size_t i = 0; i < sizeof heads / sizeof *heads; i++) kf_node_init(heads[i]);
     for (int i = 0; i < KF_SLOTS; i++) kf_node_init(&engine->slots[i].ready);
-    if (kf_open_wait(engine, error) || kf_open_domain(engine, error) || kf_try_endpoint(engine, error)) {
+    engine->delivery_complete = true; /* the same-host path has it */
+    int failed = kf_open_wait(engine, error);
+    if (!failed && options->provider) failed = kf_open_domain(engine, error) || kf_try_endpoint(engine, error);
+    if (failed) {
         kf_error ignored; /* the first one says why it does not open */
         kf_close(engine, &ignored);
         return NULL;
@@ -166,7 +171,10 @@ int kf_delivery_complete(const kf_engine *engine) { return engine->delivery_comp
 /* Whether a landing may be closed only once its peer's process is dead. ofi_rxm closes a connection's endpoint first
  * and then works through what its queue still holds for it, over whatever provider it is layered (to 2.4 at least):
  * measured as a crash with tcp;ofi_rxm of 1.17, so none of them is trusted with it. */
-int kf_closes_dead_only(const kf_engine *engine) { return strstr(engine->options.provider, ";ofi_rxm") != NULL; }
+int kf_closes_dead_only(const kf_engine *engine) {
+    const char *provider = engine->options.provider;
+    return provider && strstr(provider, ";ofi_rxm") != NULL;
+}
 
 /* Endpoints first, then what they stand on. Batches whose events were never read are freed here. Returns 0, or not 0
  * where an endpoint could not be closed; all else is closed then, as far as the provider lets it. */
@@ -192,33 +200,48 @@ int kf_close(kf_engine *engine, kf_error *error) {
 int kf_takes_device_memory(const kf_engine *engine) { return engine->options.device_memory != 0; }
 
 /* Providers with FI_MR_PROV_KEY choose the key themselves, others may take fewer bytes of ours. */
-kf_region *kf_register(kf_engine *engine, const kf_memory *memory, kf_error *error) {
-    kf_region *region = calloc(1, sizeof *region);
-    if (!region) return kf_set_error(error, "calloc", ENOMEM), NULL;
+static int kf_register_with_provider(kf_engine *engine, const kf_memory *memory, kf_region *region, kf_error *error) {
     const struct fi_domain_attr *domain = engine->info->domain_attr;
     uint64_t key = memory->key, access = FI_WRITE | FI_REMOTE_WRITE;
     if (domain->mr_key_size < 8) key &= (1ull << (8 * domain->mr_key_size)) - 1;
-    bool device = memory->cuda_device >= 0;
-    int rc = device ? kf_register_device(engine, memory, access, key, &region->dmabuf, &region->mr)
-                    : fi_mr_reg(engine->domain, (void *)memory->address, memory->length, access, 0, key, 0,
-                                &region->mr, NULL);
-    if (rc) {
-        free(region);
-        return kf_set_error(error, device ? "fi_mr_regattr" : "fi_mr_reg", rc), NULL;
-    }
+    int rc = region->device ? kf_register_device(engine, memory, access, key, &region->dmabuf, &region->mr)
+                            : fi_mr_reg(engine->domain, (void *)memory->address, memory->length, access, 0, key, 0,
+                                        &region->mr, NULL);
+    if (rc) return kf_set_error(error, region->device ? "fi_mr_regattr" : "fi_mr_reg", rc), rc;
+    region->key = fi_mr_key(region->mr);
     region->base = domain->mr_mode & FI_MR_VIRT_ADDR ? memory->address : 0;
+    return 0;
+}
+
+static void kf_free_region(kf_region *region) {
+    if (region->mr) fi_close(&region->mr->fid);
+    if (region->file >= 0) close(region->file);
+    free(region);
+}
+
+kf_region *kf_register(kf_engine *engine, const kf_memory *memory, kf_error *error) {
+    kf_region *region = malloc(sizeof *region);
+    if (!region) return kf_set_error(error, "malloc", ENOMEM), NULL;
+    *region = (kf_region){.number = ++engine->regions_made, .address = memory->address, .length = memory->length,
+                          .key = memory->key, .device = memory->cuda_device >= 0, .file = -1,
+                          .file_offset = memory->file_offset};
+    if (memory->file >= 0 && (region->file = kf_open_for_peers(memory->file)) < 0) {
+        kf_set_error(error, "fcntl(F_ADD_SEALS)", region->file);
+        return kf_free_region(region), NULL;
+    }
+    if (engine->domain && kf_register_with_provider(engine, memory, region, error))
+        return kf_free_region(region), NULL;
     kf_append(&engine->regions, &region->link);
     engine->counters.regions++;
     return region;
 }
 
 int kf_region_is_dmabuf(const kf_region *region) { return region->dmabuf; }
-uint64_t kf_region_key(const kf_region *region) { return fi_mr_key(region->mr); }
+uint64_t kf_region_key(const kf_region *region) { return region->key; }
 uint64_t kf_region_base(const kf_region *region) { return region->base; }
 
 void kf_deregister(kf_engine *engine, kf_region *region) {
     kf_unlink(&region->link);
-    fi_close(&region->mr->fid);
-    free(region);
+    kf_free_region(region);
     engine->counters.regions--;
 }

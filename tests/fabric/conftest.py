@@ -57,6 +57,7 @@ class SimulatedFabric(Fabric):
 FABRICS: dict[str, Callable[[], Fabric]] = {
     "net": lambda: Fabric("net"),
     "tcp;ofi_rxm": lambda: Fabric("tcp;ofi_rxm"),
+    "same-host": lambda: Fabric("same-host"),
     "simulated": lambda: SimulatedFabric(Faults()),
     "reordering": lambda: SimulatedFabric(Faults(reorder=True, max_delay=40, busy_share=0.1, busy_burst=3)),
 }

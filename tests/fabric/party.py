@@ -6,13 +6,12 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
 from fabric.api import Event, MemoryRegion, PageWrites, RemoteRegion, TransferEngine
+from tests.fabric.shared_memory import Bytes, register_shared
 
 E = TypeVar("E")
 DEADLINE = 20.0
-Bytes = npt.NDArray[np.uint8]
 
 
 @dataclass
@@ -23,9 +22,10 @@ class Party:
 
     def memory(self, size: int, fill: int | None = None) -> tuple[Bytes, MemoryRegion]:
         """Registered bytes: all `fill`, or a pattern that differs between neighbouring pages."""
-        data = np.full(size, fill, np.uint8) if fill is not None else pattern(size)
+        data, region = register_shared(self.engine, size)
+        data[:] = pattern(size) if fill is None else fill
         self.memories.append(data)
-        return data, self.engine.register(data.ctypes.data, size)
+        return data, region
 
     def of(self, kind: type[E]) -> list[E]:
         return [event for event in self.events if isinstance(event, kind)]

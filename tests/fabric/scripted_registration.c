@@ -47,7 +47,7 @@ int main(int argc, char **argv) {
     static struct fi_info info = {.domain_attr = &attr};
     static kf_engine engine = {.info = &info, .domain = &domain};
     kf_node_init(&engine.regions);
-    kf_memory memory = {.address = 0x200000, .length = 5000, .key = 0x12345, .cuda_device = 3};
+    kf_memory memory = {.address = 0x200000, .length = 5000, .key = 0x12345, .cuda_device = 3, .file = -1};
     kf_error error;
     kf_region *region = kf_register(&engine, &memory, &error);
     if (given_fd >= 0 && fcntl(given_fd, F_GETFD) >= 0) return puts("the descriptor was left open"), 1;

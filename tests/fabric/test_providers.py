@@ -31,7 +31,7 @@ def test_a_named_provider_is_taken_exactly(provider: str) -> None:
     engine = open_engine(provider)
     assert engine.provider == provider
     assert engine.delivery_complete
-    assert engine.fence_needs_dead_peer == (provider == "tcp;ofi_rxm")
+    assert engine.fence_needs_dead_peer(engine.open_landing("peer")) == (provider == "tcp;ofi_rxm")
     engine.close()
 
 

@@ -12,7 +12,8 @@ from fabric.errors import EndpointClosed, FabricUsageError
 from fabric.immediates import MAX_GENERATION, pack
 from fabric.limits import Limits
 from tests.fabric.conftest import Fabric, Link
-from tests.fabric.party import Bytes, drive, pages, settle
+from tests.fabric.party import drive, pages, settle
+from tests.fabric.shared_memory import Bytes
 
 PAGE = 4096
 

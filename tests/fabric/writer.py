@@ -9,17 +9,16 @@ import json
 import sys
 from collections.abc import Iterator
 
-import numpy as np
-
 from fabric.api import PageWrites, RemoteRegion, Sending, WritesEnded
 from fabric.libfabric import LibfabricEngine, open_engine
+from tests.fabric.shared_memory import register_shared
 
 
 def batches(engine: LibfabricEngine, order: dict[str, int]) -> Iterator[PageWrites]:
     """Two alternating sources, so that one can be refilled while the other is on its way."""
     target = RemoteRegion(order["key"], order["base"], order["length"])
-    sources = [np.zeros(order["length"], np.uint8) for _ in range(2)]
-    regions = [engine.register(source.ctypes.data, source.nbytes) for source in sources]
+    (source, region), (other, other_region) = (register_shared(engine, order["length"]) for _ in range(2))
+    sources, regions = (source, other), (region, other_region)
     every = list(range(order["length"] // order["page"]))
     page, turn = order["page"], 0
     while True:

@@ -43,7 +43,8 @@ TIMES = PrefillTimes(chunks=1, queue_s=0.0, prefill_s=0.0, early_writes=0, last_
 class OnlyWhenDead(SimulatedEngine):
     """As `tcp;ofi_rxm`: a landing may be closed only once its peer is dead."""
 
-    fence_needs_dead_peer = True
+    def fence_needs_dead_peer(self, landing: Landing) -> bool:
+        return True
 
 
 @dataclass

@@ -12,7 +12,7 @@ from typing import cast
 
 import pytest
 
-from fabric.api import TransferEngine
+from fabric.api import Landing, TransferEngine
 from fabric.simulated import Faults, SimulatedEngine, SimulatedNetwork
 from kv_messenger import peers, receiver_transfer, sessions
 from protocol.gates import GateClient
@@ -114,7 +114,8 @@ def test_a_write_that_cannot_be_posted_is_a_failure_at_once_and_is_retried(
 class FencesOnlyTheDead(SimulatedEngine):
     """As a reliable-datagram endpoint of EFA: what a live peer has posted cannot be shut out, only waited for."""
 
-    fence_needs_dead_peer = True
+    def fence_needs_dead_peer(self, landing: Landing) -> bool:
+        return True
 
 
 @pytest.mark.parametrize("posted", [1, 7, 14])
