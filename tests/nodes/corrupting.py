@@ -1,15 +1,16 @@
 """A fabric that damages one byte of every transfer just before its arrival is reported."""
 
 import ctypes
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from fabric.api import Arrived, Event, MemoryRegion, TransferEngine
+from fabric.libfabric import open_engine
 
 
 class CorruptingEngine:
-    """Everything of the engine inside, but for that byte."""
+    """Everything of the engine inside, but for that byte, in the memory that was registered last."""
 
     def __init__(self, inner: TransferEngine) -> None:
         self._inner = inner
@@ -28,6 +29,12 @@ class CorruptingEngine:
             assert self._region is not None
             flip_first_written_byte(self._region)
         return events
+
+
+def open_corrupting_decode(name: str) -> TransferEngine:
+    """Over `net`; damaged is what decode nodes receive."""
+    inner = open_engine("net")
+    return cast(TransferEngine, CorruptingEngine(inner)) if name.startswith("decode") else inner
 
 
 def flip_first_written_byte(region: MemoryRegion) -> None:

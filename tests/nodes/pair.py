@@ -67,6 +67,7 @@ class Cluster:
         self.decode: list[DecodeNode] = []
         self.fabrics: dict[str, TransferEngine] = {}
         self.engines: dict[str, list[Engine]] = {}
+        self.shapes: dict[str, Shape] = {}
 
     def __enter__(self) -> "Cluster":
         return self
@@ -85,7 +86,8 @@ class Cluster:
 
     def add_prefill(self, shape: Shape | None = None, model: Path | None = None) -> PrefillNode:
         name = f"prefill-{len(self.prefill)}"
-        shape, model = shape or self.shape, model or self.model
+        model = model or self.model
+        shape = self.shapes[name] = shape or self.shape
         options = shape.options(model, shape.num_blocks, "prefill_first")
         engines, fabric, regions = self._build(name, options, shape.dp, head=False)
         node = PrefillNode(
@@ -99,7 +101,7 @@ class Cluster:
 
     def add_decode(self, local: bool = False, shape: Shape | None = None) -> DecodeNode:
         name = f"decode-{len(self.decode)}"
-        shape = shape or self.shape
+        shape = self.shapes[name] = shape or self.shape
         options = shape.options(self.model, shape.decode_blocks or shape.num_blocks)
         engines, fabric, regions = self._build(name, options, shape.dp, head=True)
         node = DecodeNode(
@@ -112,8 +114,10 @@ class Cluster:
         return node
 
     def wait_pages_returned(self) -> None:
-        """Every page of every node is free again."""
-        self.router.wait_for(lambda nodes: all(_at_rest(node) for node in nodes.values()))
+        """Every page of every node is free again. Looked at with every NodeStatus, in the nodes themselves: what a
+        router was told last may be older than what was asked since."""
+        nodes: list[PrefillNode | DecodeNode] = [*self.prefill, *self.decode]
+        self.router.wait_for(lambda _: all(_at_rest(node.status()) for node in nodes))
 
     def wait_at_rest(self) -> None:
         """Nothing is open anywhere. Looked at with every NodeStatus, as pages are."""

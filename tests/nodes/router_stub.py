@@ -2,6 +2,7 @@
 
 import queue
 import threading
+from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,7 +10,9 @@ from protocol.channel import ControlThread, Link
 from protocol.curve import ClusterKey
 from protocol.messages import (
     Abort,
+    ChoiceEnded,
     DecodeRequest,
+    FinishReason,
     FromNode,
     Message,
     NodeStatus,
@@ -26,11 +29,17 @@ DEADLINE_S = 60.0
 
 @dataclass
 class Answer:
-    """What one request has received so far."""
+    """What one request has received so far. `outputs`, `reasons`: of its choices, the latter but for the last one."""
 
-    tokens: list[int] = field(default_factory=list)
+    outputs: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
+    reasons: dict[int, FinishReason] = field(default_factory=dict)
     ended: list[RequestEnded] = field(default_factory=list)
     changed: threading.Condition = field(default_factory=threading.Condition)
+
+    @property
+    def tokens(self) -> list[int]:
+        """Of the first choice."""
+        return self.outputs[0]
 
     def result(self, timeout: float = DEADLINE_S) -> RequestEnded:
         with self.changed:
@@ -67,6 +76,10 @@ class RouterStub:
     def instances(self, role: Role) -> list[str]:
         return [node.instance for node in self.nodes.values() if node.role is role]
 
+    def instance_of(self, name: str) -> str:
+        (instance,) = [node.instance for node in self.nodes.values() if node.name == name]
+        return instance
+
     def prefills(self) -> list[PrefillAddress]:
         return [
             PrefillAddress(node.instance, node.name, node.control_address)
@@ -83,6 +96,7 @@ class RouterStub:
         prefills: list[PrefillAddress] | None = None,
         deadline_s: float = DEADLINE_S,
         public_id: str = "",
+        n: int = 1,
     ) -> tuple[str, Answer]:
         """Send one request; returns its key and the answer as it fills."""
         self._count += 1
@@ -95,12 +109,15 @@ class RouterStub:
             sampling=sampling,
             deadline_s=deadline_s,
             prefills=self.prefills() if prefills is None else prefills,
+            n=n,
         )
         self.control.send(self.link, request, (decode or self.instances(Role.DECODE)[0]).encode())
         return key, answer
 
-    def abort(self, key: str, decode: str | None = None) -> None:
-        self.control.send(self.link, Abort(request=key), (decode or self.instances(Role.DECODE)[0]).encode())
+    def abort(self, key: str, decode: str | None = None, choice: int | None = None) -> None:
+        self.control.send(
+            self.link, Abort(request=key, choice=choice), (decode or self.instances(Role.DECODE)[0]).encode()
+        )
 
     def _receive(self, link: Link, sender: bytes, message: Any) -> None:
         match message:
@@ -109,16 +126,25 @@ class RouterStub:
                 with self._registered:
                     self.nodes[message.instance] = message
                     self._registered.notify_all()
-            case TokenDelta() | RequestEnded() if message.request in self.answers:
+            case TokenDelta() | ChoiceEnded() | RequestEnded() if message.request in self.answers:
                 self._answer(self.answers[message.request], message)
             case _:
                 self.strays.put(message)
 
-    def _answer(self, answer: Answer, message: TokenDelta | RequestEnded) -> None:
+    def _answer(self, answer: Answer, message: TokenDelta | ChoiceEnded | RequestEnded) -> None:
         with answer.changed:
-            if isinstance(message, TokenDelta):
-                assert message.index == len(answer.tokens) and not answer.ended, (message, answer)
-                answer.tokens += message.tokens
-            else:
+            if isinstance(message, RequestEnded):
                 answer.ended.append(message)
+            else:
+                assert message.choice not in answer.reasons and not answer.ended, (message, answer)
+                self._of_choice(answer, message)
             answer.changed.notify_all()
+
+    @staticmethod
+    def _of_choice(answer: Answer, message: TokenDelta | ChoiceEnded) -> None:
+        if isinstance(message, ChoiceEnded):
+            answer.reasons[message.choice] = message.reason
+        else:
+            output = answer.outputs[message.choice]
+            assert message.index == len(output), (message, answer)
+            output += message.tokens

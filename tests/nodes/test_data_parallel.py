@@ -1,28 +1,30 @@
 """Nodes of several engines: requests spread over them, and KV goes from any to the one that asked for it."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from protocol.sampling import SamplingParams
 from tests.nodes.conftest import open_named
+from tests.nodes.crossing import HELD, Crossing, Facts, start_nodes
 from tests.nodes.pair import Cluster, Shape
 from tests.nodes.test_tokens import expect_oracle, prompt_of
 from tests.oracle import Oracle
 
-LAYERS, PAGE = 3, 16
-
 
 def test_two_ranks_prefill_for_two_engines(tiny_model: Path, oracle: Oracle, seed: int) -> None:
-    """TP on the prefill side, two engines with requests of their own on the decode side."""
-    lengths = [20 + 7 * i for i in range(8)]
-    with Cluster(tiny_model, open_named("net"), Shape(max_batch_tokens=40, dp=2)) as cluster:
-        cluster.add_prefill(Shape(max_batch_tokens=40, tp=2))
-        cluster.start(prefill=0)
-        ends = expect_oracle(cluster, oracle, [prompt_of(length, seed) for length in lengths])
-        assert [end.ledger.writes for end in ends] == [-(-(n - 1) // PAGE) * LAYERS * 2 for n in lengths]
-        served = [engine.counters.tokens for engine in cluster.engines["decode-0"]]
+    """TP on the prefill side, two engines with requests of their own on the decode side. One node beside each, to have
+    met prompts that the other has not."""
+    alone = Shape(max_batch_tokens=40, num_blocks=128)
+    sources, targets = [alone, replace(alone, tp=2)], [alone, replace(alone, dp=2)]
+    with start_nodes(tiny_model, open_named("net"), sources, targets) as cluster:
+        crossing = Crossing(cluster, oracle, Facts(layers=3, heads=4), source=1, target=1)
+        crossing.expect_all([prompt_of(20 + 7 * i, seed) for i in range(8)])
+        served = [engine.counters.tokens for engine in cluster.engines["decode-1"]]
         assert min(served) > 0, "one engine got nothing to do"
+        for number, case in enumerate(("decode", "prefill", "both")):
+            crossing.expect_lacking(HELD[case], prompt_of(HELD[case].length, seed + number))
 
 
 @pytest.mark.slow

@@ -1,64 +1,104 @@
 """Nodes whose model is divided among processes: every pair of shardings gives the tokens of the whole model.
 
-Checksums are compared on arrival. The tiny model has 4 KV heads; `copies` has fewer than there are ranks.
+Debug mode is on: checksums of all pages are compared on arrival. Nodes of every shape stand side by side, and prompts
+cross from each to each. The tiny model has 4 KV heads; of others several ranks hold the same heads.
 """
 
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from protocol.messages import RequestEnded
+from protocol.sampling import SamplingParams
 from tests.nodes.conftest import open_named
+from tests.nodes.corrupting import open_corrupting_decode
+from tests.nodes.crossing import HELD, Crossing, Facts, start_nodes
 from tests.nodes.pair import Cluster, Shape
-from tests.nodes.test_tokens import expect_oracle, prompt_of
+from tests.nodes.test_tokens import prompt_of
 from tests.oracle import Oracle
 from tests.tiny_model import save_tiny_model
 
-LAYERS, HEADS, PARTS = 3, 4, 2
-LENGTHS = (2, 17, 33, 90)
+LAYERS, CHUNK = 3, 40
+LENGTHS = (2, 17, 33, 65, 90)
+PARALLEL = ("tp 1", "tp 2", "tp 4")
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
-def serve(
-    model: Path, oracle: Oracle, fabric: str, ranks: tuple[int, int], pages: tuple[int, int], seed: int
-) -> list[RequestEnded]:
-    source, target = (Shape(page, 1024 // page, 40, tp=tp) for page, tp in zip(pages, ranks, strict=True))
-    with Cluster(model, open_named(fabric, seed), target) as cluster:
-        cluster.add_prefill(source)
-        cluster.start(prefill=0)
-        return expect_oracle(cluster, oracle, [prompt_of(length, seed) for length in LENGTHS])
+@dataclass(frozen=True)
+class Fleet:
+    """Nodes of one cluster. `pages`: of prefill and of decode nodes. `heads`: KV heads of the model."""
+
+    fabric: str
+    pages: tuple[int, int]
+    heads: int = 4
+    sources: tuple[str, ...] = PARALLEL
+    targets: tuple[str, ...] = (*PARALLEL, "dp 2")
+
+    def start(self, model: Path) -> Cluster:
+        sources, targets = (
+            [shape_of(name, page) for name in names]
+            for names, page in zip((self.sources, self.targets), self.pages, strict=True)
+        )
+        return start_nodes(model, open_named(self.fabric), sources, targets)
+
+    def __str__(self) -> str:
+        return f"{self.fabric}, pages {self.pages}, {self.heads} heads"
 
 
-def expected_writes(ranks: tuple[int, int]) -> list[int]:
-    """With pages of 16 on both sides: each pair of ranks that share heads moves every page of every layer once."""
-    return [-(-(length - 1) // 16) * LAYERS * max(ranks) for length in LENGTHS]
+FLEETS = [Fleet(fabric, pages) for fabric in ("net", "reordering") for pages in ((16, 16), (16, 64), (64, 16))]
+COPIES = [
+    Fleet("net", (16, 16), 2),
+    Fleet("reordering", (64, 16), 2),
+    Fleet("reordering", (16, 16), 1, PARALLEL[:2], ("tp 2", "dp 2")),
+]
+"""Fewer KV heads than ranks. The last is what one latent vector for all heads looks like: every rank has all of it."""
 
 
-@pytest.mark.slow
-def test_two_ranks_prefill_for_one(tiny_model: Path, oracle: Oracle, seed: int) -> None:
-    ends = serve(tiny_model, oracle, "net", (2, 1), (16, 16), seed)
-    assert [end.ledger.writes for end in ends] == expected_writes((2, 1))
+def shape_of(name: str, page: int) -> Shape:
+    kind, count = name.split()
+    return Shape(page, 4096 // page, CHUNK, **{kind: int(count)})
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("fabric", ["net", "reordering"])
-@pytest.mark.parametrize("ranks", [(2, 1), (1, 2), (2, 2), (4, 2), (2, 4), (4, 1), (1, 4)], ids=str)
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[int, tuple[Path, Oracle]]:
+    """By the number of their KV heads."""
+    folders = {heads: tmp_path_factory.mktemp("tiny") for heads in (1, 2, 4)}
+    return {n: (save_tiny_model(folder, kv_heads=n), Oracle(folder)) for n, folder in folders.items()}
+
+
+@pytest.fixture(scope="module")
+def started(request: pytest.FixtureRequest, models: dict[int, tuple[Path, Oracle]]) -> Iterator[tuple[Fleet, Cluster]]:
+    fleet = request.param
+    with fleet.start(models[fleet.heads][0]) as cluster:
+        yield fleet, cluster
+
+
+@pytest.mark.parametrize(
+    ("started", "source", "target"),
+    [(fleet, *pair) for fleet in FLEETS + COPIES for pair in itertools.product(fleet.sources, fleet.targets)],
+    indirect=["started"],
+    ids=str,
+)
 def test_every_pair_of_shardings(
-    tiny_model: Path, oracle: Oracle, fabric: str, ranks: tuple[int, int], seed: int
+    started: tuple[Fleet, Cluster], models: dict[int, tuple[Path, Oracle]], source: str, target: str, seed: int
 ) -> None:
-    ends = serve(tiny_model, oracle, fabric, ranks, (16, 16), seed)
-    assert [end.ledger.writes for end in ends] == expected_writes(ranks)
+    """Lengths at the edges of pages and chunks, and all that either side may hold beforehand."""
+    fleet, cluster = started
+    oracle, facts = models[fleet.heads][1], Facts(LAYERS, fleet.heads)
+    crossing = Crossing(cluster, oracle, facts, fleet.sources.index(source), fleet.targets.index(target))
+    crossing.expect_all([prompt_of(length, seed) for length in LENGTHS])
+    for number, held in enumerate(HELD.values()):
+        crossing.expect_lacking(held, prompt_of(held.length, seed + number))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("pages", [(16, 64), (64, 16)], ids=str)
-def test_unequal_pages_over_unequal_ranks(tiny_model: Path, oracle: Oracle, pages: tuple[int, int], seed: int) -> None:
-    serve(tiny_model, oracle, "reordering", (2, 1), pages, seed)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("ranks", [(4, 2), (2, 4), (4, 1)], ids=str)
-def test_heads_that_several_ranks_hold(tmp_path: Path, ranks: tuple[int, int], seed: int) -> None:
-    copies = save_tiny_model(tmp_path, kv_heads=2)
-    ends = serve(copies, Oracle(copies), "reordering", ranks, (16, 16), seed)
-    sets, pairs = max(1, ranks[1] // 2), 2
-    assert [end.ledger.writes for end in ends] == [-(-(n - 1) // 16) * LAYERS * sets * pairs for n in LENGTHS]
+@pytest.mark.parametrize("ranks", [(1, 2), (2, 2)], ids=str)
+def test_a_flipped_byte_in_the_pages_of_one_rank_is_caught(tiny_model: Path, ranks: tuple[int, int], seed: int) -> None:
+    source, target = (Shape(tp=tp) for tp in ranks)
+    with start_nodes(tiny_model, open_corrupting_decode, [source], [target]) as cluster:
+        _, answer = cluster.router.ask(prompt_of(50, seed), SamplingParams(max_new_tokens=4))
+        failure = answer.result().failure
+        assert failure is not None and "KV differs on arrival" in failure.message and answer.tokens == []
+        cluster.wait_pages_returned()

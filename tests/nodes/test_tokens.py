@@ -5,15 +5,13 @@ Debug mode is on in all of these: freed pages are poisoned, and every page's che
 
 import random
 from pathlib import Path
-from typing import cast
 
 import pytest
 
-from fabric.api import TransferEngine
 from protocol.messages import FinishReason, RequestEnded
 from protocol.sampling import SamplingParams
 from tests.nodes.conftest import open_named
-from tests.nodes.corrupting import CorruptingEngine
+from tests.nodes.corrupting import open_corrupting_decode
 from tests.nodes.pair import Cluster, OpenFabric, Shape
 from tests.oracle import Oracle
 
@@ -91,12 +89,7 @@ def test_seeded_sampling_does_not_depend_on_where_the_prompt_ran(tiny_model: Pat
 
 def test_a_flipped_byte_on_the_decode_side_is_caught(tiny_model: Path, seed: int) -> None:
     """The planted corruption: one byte of one arrived page, before the request may read it."""
-
-    def open_corrupting(name: str) -> TransferEngine:
-        inner = open_named("net")(name)
-        return cast(TransferEngine, CorruptingEngine(inner)) if name.startswith("decode") else inner
-
-    with Cluster(tiny_model, open_corrupting, Shape()).start() as cluster:
+    with Cluster(tiny_model, open_corrupting_decode, Shape()).start() as cluster:
         _, answer = cluster.router.ask(prompt_of(50, seed), SamplingParams(max_new_tokens=4))
         end = answer.result()
         assert end.reason is FinishReason.ERROR and answer.tokens == []
