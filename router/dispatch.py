@@ -11,8 +11,8 @@ from typing import Protocol
 import msgspec
 
 from protocol.logs import event
-from protocol.messages import Abort, DecodeRequest, Failure, FailureCode, RequestEnded, Role, TokenDelta
-from router.attempt import Attempt
+from protocol.messages import Abort, DecodeRequest, Failure, FailureCode, Role, TokenDelta
+from router.attempt import Attempt, FromNode
 from router.membership import Member, Membership
 from router.metrics import Metrics
 from router.policy import able_decodes, address, rank_decodes, rank_prefills
@@ -55,7 +55,7 @@ class Dispatcher:
 
     # -- what nodes say --
 
-    def on_message(self, instance: str, message: TokenDelta | RequestEnded) -> None:
+    def on_message(self, instance: str, message: FromNode) -> None:
         attempt = self._attempts.get(message.request)
         if attempt is not None and attempt.decode.instance == instance:
             attempt.take(message)
@@ -105,9 +105,16 @@ class Dispatcher:
             attempt.first_prefill.in_flight -= 1
             attempt.first_prefill = None
 
-    def abort(self, instance: str, request: str) -> None:
+    def stop_choice(self, attempt: Attempt, choice: int) -> None:
+        """Enough tokens of this one. The others go on."""
+        if not attempt.over and choice in attempt.tokens:
+            attempt.stopped.add(choice)
+            self.abort(attempt.decode.instance, attempt.request, choice)
+
+    def abort(self, instance: str, request: str, choice: int | None = None) -> None:
+        """`choice` None: all of them."""
         self.metrics.aborts.inc()
-        if not self._channel.send(instance, Abort(request=request)):
+        if not self._channel.send(instance, Abort(request=request, choice=choice)):
             self.metrics.unsent.inc()
 
     def _end(self, attempts: Iterable[Attempt], failure: Failure) -> None:
@@ -118,7 +125,8 @@ class Dispatcher:
 
     def _open(self, request: TokenRequest, decode: Member, ranking: list[Member]) -> Attempt:
         first = None if decode.status.local_prefill or not ranking else ranking[0]
-        attempt = self._attempts[request.key] = Attempt(request.key, decode, first)
+        attempt = Attempt(request.key, decode, first, dict.fromkeys(range(request.n), 0))
+        self._attempts[request.key] = attempt
         decode.in_flight += 1
         if first is not None:
             first.in_flight += 1
@@ -140,6 +148,7 @@ class Dispatcher:
             sampling=request.sampling,
             deadline_s=max(0.0, request.deadline - self.clock()),
             prefills=[address(prefill) for prefill in ranking],
+            n=request.n,
         )
 
     def capacity(self) -> int:

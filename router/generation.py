@@ -1,18 +1,19 @@
 """From a request to its text: runs it, shows what may be shown, and books exactly one outcome."""
 
 import logging
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 
 from protocol.gates import Gates
 from protocol.logs import event
-from protocol.messages import FinishReason, Ledger
+from protocol.messages import Ledger
+from router.choices import Choices, Progress
 from router.dispatch import Dispatcher
 from router.metrics import Metrics, Outcome
 from router.run import Run
 from router.text_output import TextOutput
-from router.token_request import Ended, Idle, Restarted, Times, TokenRequest, Tokens
+from router.token_request import ChoiceDone, Ended, Idle, Restarted, Times, TokenRequest, Tokens
 from router.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
@@ -30,20 +31,31 @@ class TextRequest:
 
 @dataclass(frozen=True, slots=True)
 class TextDelta:
+    choice: int
     text: str
 
 
 @dataclass(frozen=True, slots=True)
-class TextEnded:
-    """`finish_reason`: "stop" or "length". `ledger` None: nobody asked, or the node sent none in time."""
+class ChoiceEnded:
+    """One choice of several is complete, and others are not. `finish_reason`: "stop" or "length"."""
 
+    choice: int
+    finish_reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class TextEnded:
+    """The choice that ended last, and the request with it. `completion_tokens`: of all choices. `ledger` None: nobody
+    asked, or the node sent none in time."""
+
+    choice: int
     finish_reason: str
     completion_tokens: int
     ledger: Ledger | None
     times: Times
 
 
-TextEvent = TextDelta | Restarted | Idle | TextEnded
+TextEvent = TextDelta | ChoiceEnded | Restarted | Idle | TextEnded
 
 
 class TextGenerator:
@@ -62,33 +74,48 @@ class TextGenerator:
     async def generate(self, request: TextRequest) -> AsyncGenerator[TextEvent, None]:
         """Ends with TextEnded, or raises RequestFailed. Closing it earlier aborts the request."""
         run = Run(self._dispatcher, request.token_request, self._idle_s)
-        output = self._output(request)
+        choices = self._choices(request)
         with _Booking(self._dispatcher.metrics, run):
             async with run:
                 async for said in run:
                     if isinstance(said, Restarted):
-                        output = self._output(request)
+                        choices = self._choices(request)
                     if isinstance(said, Restarted | Idle):
                         yield said
                         continue
-                    text = output.feed(said.ids) if isinstance(said, Tokens) else output.finish()
-                    if text:
-                        run.tokens_shown = request.shows_text_early
-                        yield TextDelta(text)
-                    if isinstance(said, Ended) or output.stopped:
-                        yield await self._end(request, run, output, said)
+                    progress = choices.take(said)
+                    for event in self._told(request, run, choices, progress):
+                        yield event
+                    if choices.over:
+                        yield await self._end(request, run, choices, progress, said)
                         return
-                    await self._gates.wait_async(f"stream:tok={output.tokens}")
+                    await self._gates.wait_async(f"stream:tok={choices.tokens}")
 
-    def _output(self, request: TextRequest) -> TextOutput:
-        return TextOutput(self._tokenizer, request.stops, request.token_request.sampling.stop_token_ids)
+    def _choices(self, request: TextRequest) -> Choices:
+        stop_tokens = request.token_request.sampling.stop_token_ids
+        return Choices(request.token_request.n, lambda: TextOutput(self._tokenizer, request.stops, stop_tokens))
 
-    async def _end(self, request: TextRequest, run: Run, output: TextOutput, said: Tokens | Ended) -> TextEnded:
+    def _told(
+        self, request: TextRequest, run: Run, choices: Choices, progress: Progress
+    ) -> Iterator[TextDelta | ChoiceEnded]:
+        """A choice that ended by a stop string ends on its node, too."""
+        if progress.text or progress.finish_reason:
+            run.tokens_shown = request.shows_text_early
+        if progress.text:
+            yield TextDelta(progress.choice, progress.text)
+        if progress.finish_reason and not choices.over:
+            run.stop_choice(progress.choice)
+            yield ChoiceEnded(progress.choice, progress.finish_reason)
+
+    async def _end(
+        self, request: TextRequest, run: Run, choices: Choices, last: Progress, said: Tokens | ChoiceDone | Ended
+    ) -> TextEnded:
+        ledger = None
         if isinstance(said, Ended):
-            reason = "length" if said.reason is FinishReason.LENGTH and not output.stopped else "stop"
-            return TextEnded(reason, output.tokens, said.ledger, run.times)
-        ledger = await run.stop() if request.wants_ledger else None
-        return TextEnded("stop", output.tokens, ledger, run.times)
+            ledger = said.ledger
+        elif request.wants_ledger:
+            ledger = await run.stop()
+        return TextEnded(last.choice, last.finish_reason, choices.tokens, ledger, run.times)
 
 
 class _Booking:

@@ -14,7 +14,7 @@ def report(key: str, ended: TextEnded) -> dict[str, Any]:
     """The node's ledger (absent if it sent none in time) and the router's own durations, in seconds.
 
     ttft_s = router_queue_s + queue_s + prefill_s + exposed_transfer_s + first_step_s + other_s. router_queue_s: from
-    receipt until the node was asked, tokenising included. tps: tokens per second after the first.
+    receipt until the node was asked, tokenising included. tps: tokens per second after the first, of all choices.
     """
     times = ended.times
     ttft = max(0.0, times.first_token - times.received) if times.first_token else 0.0

@@ -10,7 +10,17 @@ from typing import Any
 
 from protocol.codec import BadFrame, decode
 from protocol.logs import event
-from protocol.messages import Failure, FailureCode, FromNode, Nack, NodeStatus, RequestEnded, StatusAck, TokenDelta
+from protocol.messages import (
+    ChoiceEnded,
+    Failure,
+    FailureCode,
+    FromNode,
+    Nack,
+    NodeStatus,
+    RequestEnded,
+    StatusAck,
+    TokenDelta,
+)
 from router.dispatch import Dispatcher
 from router.membership import Membership
 from router.node_channel import NodeChannel
@@ -67,7 +77,7 @@ class NodeEvents:
         match message:
             case NodeStatus():
                 self._on_status(instance, message)
-            case TokenDelta() | RequestEnded():
+            case TokenDelta() | ChoiceEnded() | RequestEnded():
                 self._dispatcher.on_message(instance, message)
             case Nack():
                 event(log, "node refused a frame", logging.WARNING, instance=instance, reason=message.failure.message)

@@ -1,6 +1,6 @@
 """One request's way through the cluster: a place in line, a decode node, its tokens, its one outcome.
 
-    waiting -> sent -> Tokens ... -> Ended                        the node's last word
+    waiting -> sent -> Tokens, ChoiceDone ... -> Ended            the node's last word
                     -> failure -> Restarted, sent elsewhere       once, while nothing was shown
                                -> Restarted, waiting              if all other nodes are full
                                -> RequestFailed
@@ -13,11 +13,11 @@ from types import TracebackType
 from typing import Self
 
 from protocol.logs import event
-from protocol.messages import Failure, FailureCode, FinishReason, Ledger, RequestEnded, TokenDelta
-from router.attempt import Attempt
+from protocol.messages import ChoiceEnded, Failure, FailureCode, FinishReason, Ledger, RequestEnded, TokenDelta
+from router.attempt import Attempt, FromAttempt
 from router.dispatch import Dispatcher
 from router.queueing import RequestFailed, Turn
-from router.token_request import Ended, Idle, Restarted, RunEvent, Times, TokenRequest, Tokens
+from router.token_request import ChoiceDone, Ended, Idle, Restarted, RunEvent, Times, TokenRequest, Tokens
 
 MAX_ATTEMPTS = 2
 LAST_WORD_S = 2.0
@@ -87,13 +87,20 @@ class Run:
             return Idle()
         if isinstance(said, TokenDelta):
             self._note_tokens(said)
-            return Tokens(said.tokens)
+            return Tokens(said.tokens, said.choice)
+        if isinstance(said, ChoiceEnded):
+            return ChoiceDone(said.choice, said.reason)
         self._leave_attempt()
         if isinstance(said, RequestEnded) and said.reason in (FinishReason.STOP, FinishReason.LENGTH):
             self._ended = True
             return Ended(said.reason, said.ledger)
         self._start_again(_failure(said))
         return Restarted()
+
+    def stop_choice(self, choice: int) -> None:
+        """Enough tokens of this one: what may still come of it is to be ignored. The others go on."""
+        if self._attempt is not None:
+            self._dispatcher.stop_choice(self._attempt, choice)
 
     async def stop(self) -> Ledger | None:
         """Enough tokens: abort, and wait a little for the node's ledger."""
@@ -137,6 +144,7 @@ class Run:
         return True
 
     def _start(self) -> None:
+        self.times.first_token = 0.0
         self.times.sent = self.now()  # before the message leaves: the node's own time lies within ours
         self._attempt = self._dispatcher.start(self.request, self._tried)
         self._tried.add(self._attempt.decode.instance)
@@ -150,7 +158,7 @@ class Run:
                 raise
             raise RequestFailed(self._lost) from None
 
-    async def _next(self) -> TokenDelta | RequestEnded | Failure | None:
+    async def _next(self) -> FromAttempt | None:
         """None if nothing came in the idle time."""
         assert self._attempt is not None
         inbox = self._attempt.inbox
@@ -167,7 +175,7 @@ class Run:
         assert self._attempt is not None
         self.times.last_token = self.now()
         self._dispatcher.metrics.tokens.inc(len(said.tokens))
-        if said.index == 0:
+        if not self.times.first_token:
             self.times.first_token = self.times.last_token
             self._dispatcher.prompt_done(self._attempt)
 

@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from router.config import RouterConfig
 from router.disconnect import unless_gone
-from router.generation import TextDelta, TextEnded, TextGenerator, TextRequest
+from router.generation import ChoiceEnded, TextDelta, TextEnded, TextGenerator, TextRequest
 from router.ledger import HEADER as LEDGER_HEADER
 from router.ledger import report
 from router.openai import errors
@@ -21,7 +21,7 @@ from router.openai.chat import parse_chat
 from router.openai.completions import parse_completion
 from router.openai.generation_fields import GenerationFields
 from router.openai.json_body import read_object
-from router.openai.replies import ChatShape, CompletionShape, Reply, Shape, Usage
+from router.openai.replies import ChatShape, CompletionShape, Reply, Shape, Usage, WholeChoice
 from router.openai.sse import DONE, KEEP_ALIVE, EventStream, event_bytes, first_event
 from router.prompts import Prompts
 from router.queueing import RequestFailed
@@ -107,6 +107,7 @@ class Serving:
             sampling=wanted.sampling(max_new_tokens),
             received_at=received_at,
             deadline=received_at + self._config.deadline_s,
+            n=wanted.n,
         )
         wants_ledger = request.headers.get(LEDGER_HEADER) == "1"
         text_request = TextRequest(token_request, wanted.stop, wanted.stream, wants_ledger)
@@ -122,19 +123,21 @@ class Serving:
         return EventStream(first, events, limit_s)
 
     async def _whole(self, exchange: _Exchange) -> Response:
-        text: list[str] = []
+        choices = _no_text(exchange)
         try:
             async with aclosing(self._generator.generate(exchange.text_request)) as said:
                 async for text_event in said:
                     if isinstance(text_event, TextDelta):
-                        text.append(text_event.text)
+                        choices[text_event.choice].text.append(text_event.text)
                     elif isinstance(text_event, Restarted):
-                        text.clear()
-                    elif isinstance(text_event, TextEnded):
+                        choices = _no_text(exchange)
+                    elif isinstance(text_event, ChoiceEnded | TextEnded):
+                        choices[text_event.choice].finish_reason = text_event.finish_reason
                         ended = text_event
         except RequestFailed as failed:
             raise errors.of_failure(failed.failure, exchange.reply.shape.prompt_param) from failed
-        body = exchange.reply.body("".join(text), ended.finish_reason, exchange.usage(ended), exchange.extra(ended))
+        assert isinstance(ended, TextEnded)
+        body = exchange.reply.body(choices, exchange.usage(ended), exchange.extra(ended))
         return Response(msgspec.json.encode(body), media_type="application/json")
 
     async def _chunks(self, exchange: _Exchange) -> AsyncGenerator[bytes, None]:
@@ -144,13 +147,20 @@ class Serving:
             async with aclosing(self._generator.generate(exchange.text_request)) as said:
                 async for text_event in said:
                     if isinstance(text_event, TextDelta):
-                        yield event_bytes(reply.text_chunk(text_event.text))
+                        yield event_bytes(reply.text_chunk(text_event.choice, text_event.text))
                     elif isinstance(text_event, Idle):
                         yield KEEP_ALIVE
+                    elif isinstance(text_event, ChoiceEnded):
+                        yield event_bytes(reply.last_chunk(text_event.choice, text_event.finish_reason, {}))
                     elif isinstance(text_event, TextEnded):
-                        yield event_bytes(reply.last_chunk(text_event.finish_reason, exchange.extra(text_event)))
+                        choice, extra = text_event.choice, exchange.extra(text_event)
+                        yield event_bytes(reply.last_chunk(choice, text_event.finish_reason, extra))
                         if reply.include_usage:
                             yield event_bytes(reply.usage_chunk(exchange.usage(text_event)))
             yield DONE
         except RequestFailed as failed:
             raise errors.of_failure(failed.failure, reply.shape.prompt_param) from failed
+
+
+def _no_text(exchange: _Exchange) -> list[WholeChoice]:
+    return [WholeChoice() for _ in range(exchange.token_request.n)]

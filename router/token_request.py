@@ -8,7 +8,8 @@ from protocol.sampling import SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class TokenRequest:
-    """`key`: 128 random bits, the request's name on every node. `received_at`, `deadline`: monotonic seconds."""
+    """`key`: 128 random bits, the request's name on every node. `received_at`, `deadline`: monotonic seconds. `n`:
+    choices wanted of the one prompt."""
 
     key: str
     public_id: str
@@ -16,11 +17,12 @@ class TokenRequest:
     sampling: SamplingParams
     received_at: float
     deadline: float
+    n: int = 1
 
 
 @dataclass(slots=True)
 class Times:
-    """Monotonic seconds, on the router's clock. `sent`, `first_token`: of the last attempt."""
+    """Monotonic seconds, on the router's clock. `sent`, `first_token`: of the last attempt, whatever the choice."""
 
     received: float
     sent: float = 0.0
@@ -31,6 +33,15 @@ class Times:
 @dataclass(frozen=True, slots=True)
 class Tokens:
     ids: list[int]
+    choice: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceDone:
+    """The node has no more tokens of this choice; others follow."""
+
+    choice: int
+    reason: FinishReason
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +51,8 @@ class Restarted:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
+    """`reason`: of the choice that ended last."""
+
     reason: FinishReason
     ledger: Ledger
 
@@ -49,4 +62,4 @@ class Idle:
     """Nothing came for a while; it goes on."""
 
 
-RunEvent = Tokens | Restarted | Idle | Ended
+RunEvent = Tokens | ChoiceDone | Restarted | Idle | Ended

@@ -11,11 +11,10 @@ Prompt = str | list[int]
 """Text, or token ids of the model's own vocabulary."""
 
 _LATER: dict[str, tuple[list[Any], str]] = {
-    "best_of": ([1], "one choice per request."),
     "suffix": ([""], "the model does not fill in the middle."),
     "echo": ([False], "the prompt is not repeated."),
 }
-_KNOWN = SHARED | IGNORED | _LATER.keys() | {"prompt"}
+_KNOWN = SHARED | IGNORED | _LATER.keys() | {"prompt", "best_of"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +31,9 @@ def parse_completion(body: Mapping[str, Any]) -> CompletionRequest:
     fields.refuse_unknown(body, _KNOWN)
     for name, (harmless, why) in _LATER.items():
         fields.refuse_unless(body, name, harmless, why)
-    return CompletionRequest(model, prompt, read_generation(body))
+    generation = read_generation(body)
+    fields.refuse_unless(body, "best_of", [generation.n], "no more choices are generated than are returned.")
+    return CompletionRequest(model, prompt, generation)
 
 
 def _prompt(body: Mapping[str, Any]) -> Prompt:

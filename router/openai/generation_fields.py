@@ -6,13 +6,13 @@ from typing import Any
 
 import msgspec
 
+from protocol.messages import MAX_CHOICES
 from protocol.sampling import SamplingParams
 from router.openai import errors, fields
 from router.openai.sampling_fields import SAMPLING, read_sampling
 
 MAX_STOP_STRINGS = 4
 MAX_STOP_CHARACTERS = 256
-MAX_CHOICES = 128
 
 SHARED = SAMPLING | {"model", "max_tokens", "stop", "stream", "stream_options", "n", "logprobs"}
 """Read or refused here."""
@@ -23,7 +23,7 @@ IGNORED = frozenset({"user", "metadata", "store", "service_tier", "safety_identi
 @dataclass(frozen=True, slots=True)
 class GenerationFields:
     """`max_tokens` None: the router's default. `max_tokens_param`: how the client called it. `chosen`: how tokens are
-    chosen, without a limit."""
+    chosen, without a limit. `n`: choices wanted."""
 
     max_tokens: int | None
     max_tokens_param: str
@@ -31,6 +31,7 @@ class GenerationFields:
     stop: tuple[str, ...]
     stream: bool
     include_usage: bool
+    n: int
 
     def sampling(self, max_new_tokens: int) -> SamplingParams:
         return msgspec.structs.replace(self.chosen, max_new_tokens=max_new_tokens)
@@ -38,7 +39,7 @@ class GenerationFields:
 
 def read_generation(body: Mapping[str, Any], max_tokens_param: str = "max_tokens") -> GenerationFields:
     """Raises ApiError."""
-    _refuse_what_comes_later(body)
+    fields.refuse_unless(body, "logprobs", [False], "log probabilities are not returned.")
     chosen = read_sampling(body)
     max_tokens = fields.integer(body, max_tokens_param, 1)
     if max_tokens is not None and chosen.min_tokens > max_tokens:
@@ -51,13 +52,8 @@ def read_generation(body: Mapping[str, Any], max_tokens_param: str = "max_tokens
         stop=_stop_strings(body.get("stop")),
         stream=stream,
         include_usage=_include_usage(body.get("stream_options"), stream),
+        n=fields.integer(body, "n", 1, MAX_CHOICES) or 1,
     )
-
-
-def _refuse_what_comes_later(body: Mapping[str, Any]) -> None:
-    if (fields.integer(body, "n", 1, MAX_CHOICES) or 1) > 1:
-        raise errors.unsupported("n", "'n' above 1 is not supported yet: send one request per choice.")
-    fields.refuse_unless(body, "logprobs", [False], "log probabilities are not returned.")
 
 
 def _stop_strings(value: object) -> tuple[str, ...]:

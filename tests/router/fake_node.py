@@ -4,7 +4,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -16,6 +16,7 @@ from protocol.codec import decode, encode
 from protocol.curve import ClusterKey
 from protocol.messages import (
     Abort,
+    ChoiceEnded,
     DecodeRequest,
     Failure,
     FailureCode,
@@ -46,6 +47,26 @@ def answer(tokens: Iterable[int], end: int | None = None) -> Script:
             node.say(TokenDelta(request=request.request, index=index, tokens=[token]))
         stopped = end is not None and limited[-1] == end
         node.end(request, FinishReason.STOP if stopped else FinishReason.LENGTH)
+
+    return script
+
+
+def say_choices(node: "FakeNode", request: DecodeRequest, outputs: Sequence[Sequence[int]]) -> None:
+    """A token of each choice in turn, and nothing more."""
+    for index in range(max(map(len, outputs))):
+        for choice, tokens in enumerate(outputs):
+            if index < len(tokens):
+                node.say(TokenDelta(request=request.request, index=index, tokens=[tokens[index]], choice=choice))
+
+
+def answer_choices(outputs: Sequence[Sequence[int]], ends: Sequence[FinishReason]) -> Script:
+    """All tokens of all choices in turn; each choice ends for its reason, in their order."""
+
+    def script(node: "FakeNode", request: DecodeRequest) -> None:
+        say_choices(node, request, outputs)
+        for choice, reason in enumerate(ends[:-1]):
+            node.say(ChoiceEnded(request=request.request, choice=choice, reason=reason))
+        node.end(request, ends[-1])
 
     return script
 
