@@ -7,8 +7,8 @@ ARGS ?=
 setup:  ## .venv, pinned dependencies, the C extensions, the demo model
 	@deploy/setup.sh
 
-test: setup  ## all tests but those marked slow, two files at a time; ARGS="-k name" for some, ARGS="-n 0 --pdb" for one process
-	$(PYTHON_IN_VENV) -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
+test: setup  ## all tests but those marked slow, in two processes; ARGS="-k name" for some, ARGS="-n 0 --pdb" for one process
+	$(PYTHON_IN_VENV) -m pytest -n 2 $(ARGS)
 
 test-gpu:  ## what needs a CUDA device, with whatever Python is there; installs nothing
 	$(or $(wildcard $(PYTHON_IN_VENV)),python3) -m pytest -m gpu tests/gpu $(ARGS)

@@ -4,12 +4,15 @@ import os
 import random
 from collections.abc import Generator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from deploy.model import is_ready
 
 MODEL = Path(__file__).resolve().parent.parent / ".kvferry" / "models" / "SmolLM2-135M-Instruct"
+LONG = ("tests/simulation/", "tests/cluster/")
+"""Run first: of tests side by side, what takes long must not be what is left in the end."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -19,6 +22,19 @@ def pytest_configure(config: pytest.Config) -> None:
 
         settings.register_profile("untimed", deadline=None)
         settings.load_profile("untimed")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: not item.nodeid.startswith(LONG))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Asked by pytest-xdist (`-n 2`), which need not be there."""
+    from tests.side_by_side import ByFile
+
+    config.option.loadscopereorder = False
+    return ByFile(config, log)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -1,10 +1,11 @@
-import os
 import socket
 import subprocess
 import sys
 from pathlib import Path
 
-from deploy.leftovers import SHM, Footprint, footprint, leftovers, shm_entries
+import pytest
+
+from deploy.leftovers import Footprint, footprint, leftovers, shm_entries
 
 LISTENER = (
     "import socket, sys; s = socket.create_server(('127.0.0.1', 0)); print(s.getsockname()[1], flush=True);"
@@ -34,11 +35,11 @@ def test_a_port_that_another_process_took_over_counts_as_open() -> None:
         assert leftovers(Footprint(frozenset(), frozenset([port]), shm_entries())) == [f"port {port} is still open"]
 
 
-def test_a_shared_memory_file_that_was_not_there_before_is_named() -> None:
-    before, name = shm_entries(), f"kvferry-test-{os.getpid()}"
-    path: Path = SHM / name
+def test_a_shared_memory_file_that_was_not_there_before_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a folder of its own: whoever looks at the real one meanwhile, in another test, must find nothing."""
+    monkeypatch.setattr("deploy.leftovers.SHM", tmp_path)
+    before, path = shm_entries(), tmp_path / "left"
     path.touch()
-    try:
-        assert f"{path} was left behind" in leftovers(Footprint(frozenset(), frozenset(), before))
-    finally:
-        path.unlink()
+    assert f"{path} was left behind" in leftovers(Footprint(frozenset(), frozenset(), before))
