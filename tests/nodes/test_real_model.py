@@ -1,5 +1,6 @@
 """SmolLM2-135M: real prompts across page and chunk edges, disaggregated, alone, and by transformers' own `generate`."""
 
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from transformers import AutoTokenizer
 from protocol.messages import FinishReason, RequestEnded
 from protocol.sampling import SamplingParams
 from tests.nodes.conftest import open_named
+from tests.nodes.crossing import HELD, Crossing, Facts, start_nodes
 from tests.nodes.pair import Cluster, Shape
 from tests.oracle import Oracle
 
@@ -102,3 +104,29 @@ def test_layers_leave_while_the_last_chunk_still_computes(disaggregated: Cluster
     assert ledger.writes == -(-tokens // PAGE) * LAYERS and ledger.bytes == ledger.writes * PAGE_BYTES
     assert ledger.last_chunk_writes == -(-(tokens % CHUNK) // PAGE) * LAYERS
     assert ledger.early_writes >= 0.8 * ledger.last_chunk_writes > 0
+
+
+@pytest.mark.model
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("fabric", ["net", "reordering"])
+def test_from_one_rank_or_three_with_small_pages_or_large(model_dir: Path, fabric: str, seed: int) -> None:
+    """Its 3 KV heads, on one rank and on three, pages of 16 and of 64, with parts of the prompts held beforehand."""
+    tokenizer, oracle = AutoTokenizer.from_pretrained(model_dir), Oracle(model_dir)
+    one_small, one_large, three_small, three_large = (
+        Shape(page, 3072 // page, CHUNK, tp=tp) for tp in (1, 3) for page in (16, 64)
+    )
+    chapters = itertools.count(seed)
+
+    def chapter(length: int) -> list[int]:
+        """Equal to no other, from its first page on."""
+        return list(tokenizer(f"Chapter {next(chapters)}. {FILLER * 15}")["input_ids"][:length])
+
+    with start_nodes(
+        model_dir, open_named(fabric, seed), [one_small, three_large], [one_large, three_small]
+    ) as cluster:
+        for source, target in itertools.product((0, 1), (0, 1)):
+            crossing = Crossing(cluster, oracle, Facts(LAYERS, heads=3), source, target)
+            crossing.expect_all([chapter(length) for length in (17, PAGE + 1, CHUNK + 2)])
+            for case in ("decode", "prefill", "both", "both, decode more"):
+                crossing.expect_lacking(HELD[case], chapter(HELD[case].length))

@@ -6,7 +6,7 @@ cross from each to each. The tiny model has 4 KV heads; of others several ranks 
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -22,7 +22,7 @@ from tests.tiny_model import save_tiny_model
 
 LAYERS, CHUNK = 3, 40
 LENGTHS = (2, 17, 33, 65, 90)
-PARALLEL = ("tp 1", "tp 2", "tp 4")
+PARALLEL = ("tp:1", "tp:2", "tp:4")
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -35,7 +35,7 @@ class Fleet:
     pages: tuple[int, int]
     heads: int = 4
     sources: tuple[str, ...] = PARALLEL
-    targets: tuple[str, ...] = (*PARALLEL, "dp 2")
+    targets: tuple[str, ...] = (*PARALLEL, "dp:2")
 
     def start(self, model: Path) -> Cluster:
         sources, targets = (
@@ -45,21 +45,23 @@ class Fleet:
         return start_nodes(model, open_named(self.fabric), sources, targets)
 
     def __str__(self) -> str:
-        return f"{self.fabric}, pages {self.pages}, {self.heads} heads"
+        """As a test's name has it."""
+        return f"{self.fabric}-pages:{self.pages[0]}:{self.pages[1]}-heads:{self.heads}"
 
 
 FLEETS = [Fleet(fabric, pages) for fabric in ("net", "reordering") for pages in ((16, 16), (16, 64), (64, 16))]
 COPIES = [
     Fleet("net", (16, 16), 2),
     Fleet("reordering", (64, 16), 2),
-    Fleet("reordering", (16, 16), 1, PARALLEL[:2], ("tp 2", "dp 2")),
+    Fleet("reordering", (16, 16), 1, PARALLEL[:2], ("tp:2", "dp:2")),
 ]
 """Fewer KV heads than ranks. The last is what one latent vector for all heads looks like: every rank has all of it."""
 
 
 def shape_of(name: str, page: int) -> Shape:
-    kind, count = name.split()
-    return Shape(page, 4096 // page, CHUNK, **{kind: int(count)})
+    kind, count = name.split(":")
+    shape = Shape(page, 4096 // page, CHUNK)
+    return replace(shape, tp=int(count)) if kind == "tp" else replace(shape, dp=int(count))
 
 
 @pytest.fixture(scope="module")
