@@ -2,13 +2,16 @@
 PYTHON_IN_VENV := .venv/bin/python
 ARGS ?=
 
-.PHONY: setup test test-gpu test-rdma demo up down lint format fabric kernels
+.PHONY: setup test test-slow test-gpu test-rdma demo up down lint format fabric kernels
 
 setup:  ## .venv, pinned dependencies, the C extensions, the demo model
 	@deploy/setup.sh
 
 test: setup  ## all tests but those marked slow, in two processes; ARGS="-k name" for some, ARGS="-n 0 --pdb" for one process
 	$(PYTHON_IN_VENV) -m pytest -n 2 $(ARGS)
+
+test-slow: setup  ## what takes minutes: every pair of shardings, lost devices, long random streams; ARGS="-k shardings" for some
+	$(PYTHON_IN_VENV) -m pytest -m slow $(ARGS)
 
 test-gpu:  ## what needs a CUDA device, with whatever Python is there; installs nothing
 	$(or $(wildcard $(PYTHON_IN_VENV)),python3) -m pytest -m gpu tests/gpu $(ARGS)
