@@ -2,7 +2,7 @@
 PYTHON_IN_VENV := .venv/bin/python
 ARGS ?=
 
-.PHONY: setup test test-slow test-gpu test-rdma demo up down lint format fabric kernels
+.PHONY: setup test sim test-slow test-gpu test-rdma demo up down lint format fabric kernels
 
 setup:  ## .venv, pinned dependencies, the C extensions, the demo model
 	@deploy/setup.sh
@@ -12,6 +12,9 @@ test: setup  ## all tests but those marked slow, in two processes; ARGS="-k name
 
 test-slow: setup  ## what takes minutes: every pair of shardings, lost devices, long random streams; ARGS="-k shardings" for some
 	$(PYTHON_IN_VENV) -m pytest -m slow $(ARGS)
+
+sim: setup  ## the protocol in simulation: a million seeds, or until one fails; ARGS="--seeds 5000 --from 7"
+	$(PYTHON_IN_VENV) -m tests.simulation $(ARGS)
 
 test-gpu:  ## what needs a CUDA device, with whatever Python is there; installs nothing
 	$(or $(wildcard $(PYTHON_IN_VENV)),python3) -m pytest -m gpu tests/gpu $(ARGS)

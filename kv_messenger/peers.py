@@ -69,7 +69,7 @@ class PrefillPeers:
         self._send = send
         self._clock = clock
         self._peers: dict[str, Peer] = {}
-        self._lingering: list[tuple[str, Landing]] = []
+        self._lingering: list[tuple[PrefillAddress, Landing]] = []
         self._greetings = 0
         self._next_ping = 0.0
 
@@ -79,11 +79,11 @@ class PrefillPeers:
     @property
     def lingering(self) -> list[tuple[str, Landing]]:
         """Landings of lost peers that may not be closed yet, and whose they are."""
-        return list(self._lingering)
+        return [(owner.instance, landing) for owner, landing in self._lingering]
 
     def knows(self, instance: str) -> bool:
         """Whether anything of this instance is still open: then its control link is needed."""
-        return instance in self._peers or any(owner == instance for owner, _ in self._lingering)
+        return instance in self._peers or any(owner.instance == instance for owner, _ in self._lingering)
 
     def get(self, instance: str) -> Peer | None:
         return self._peers.get(instance)
@@ -123,10 +123,12 @@ class PrefillPeers:
             peer.last_seen = self._clock()
 
     def ping(self, now: float) -> None:
+        """Lost ones too, while their landings linger: an answer of another instance proves them dead."""
         if now >= self._next_ping:
             self._next_ping = now + PING_EVERY_S
-            for peer in self._peers.values():
-                self._send(peer.address, Ping(instance=self._me.instance))
+            watched = [*(peer.address for peer in self._peers.values()), *(owner for owner, _ in self._lingering)]
+            for address in {address.instance: address for address in watched}.values():
+                self._send(address, Ping(instance=self._me.instance))
 
     def silent(self, now: float) -> list[Peer]:
         return [peer for peer in self._peers.values() if now - peer.last_seen > PEER_TIMEOUT_S]
@@ -137,7 +139,7 @@ class PrefillPeers:
     def linger(self, peer: Peer) -> None:
         """Forget the peer, keep its landing until `forget_lingering`."""
         self.forget(peer)
-        self._lingering.append((peer.address.instance, peer.landing))
+        self._lingering.append((peer.address, peer.landing))
 
     def forget_lingering(self, landing: Landing) -> None:
         self._lingering = [item for item in self._lingering if item[1] is not landing]

@@ -23,6 +23,7 @@ from protocol.messages import (
     FailureCode,
     Hello,
     HelloRefused,
+    Ping,
     PrefillAddress,
     PrefillRefused,
     PrefillRequest,
@@ -226,6 +227,22 @@ def test_where_only_dead_peers_may_be_fenced_a_silent_ones_pages_wait_for_the_pr
     assert world.owner.safe == [] and world.receiver.lingering_landings == 1
     world.receiver.peer_dead(PEER.instance)
     assert world.owner.safe == [key] and world.receiver.lingering_landings == 0
+
+
+def test_a_lost_peer_is_asked_for_its_name_while_its_landing_lingers() -> None:
+    """Only an answer of another instance at its address may ever prove it dead: it may have been started again."""
+    world = World(OnlyWhenDead)
+    world.fetch()
+    world.welcome()
+    world.receiver.on_tick(later(PEER_TIMEOUT_S + 0.1))
+    assert world.receiver.peers == 0 and world.receiver.lingering_landings == 1
+    world.sent.clear()
+    world.receiver.on_tick(later(2 * PEER_TIMEOUT_S))
+    assert world.sent == [Ping(instance="decode-instance")]
+    world.receiver.peer_dead(PEER.instance)
+    world.sent.clear()
+    world.receiver.on_tick(later(3 * PEER_TIMEOUT_S))
+    assert world.sent == []
 
 
 def test_a_lost_peer_that_comes_back_and_accounts_for_its_writes_ends_the_wait() -> None:

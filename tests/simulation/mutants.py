@@ -1,0 +1,104 @@
+"""The eight mutants of the reliability matrix: each breaks one rule, in the classes that real nodes run.
+
+A mutant is a list of (class, attribute, replacement); `planted` puts it in place for a while.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from kv_messenger.attempts import Attempt, Attempts
+from kv_messenger.fencing import Fencing
+from kv_messenger.receiver import Receiver
+from kv_messenger.receiver_transfer import Action, Outcome, ReceiverTransfer
+from kv_messenger.sender_transfer import Action as SenderAction
+from kv_messenger.sender_transfer import ReleaseSource, SenderTransfer
+from protocol.channel import ControlThread, Link
+from protocol.messages import Failure, FailureCode, Stopped
+from protocol.ticket import TransferKey
+
+Patch = tuple[type, str, Any]
+
+_on_tick = ReceiverTransfer.on_tick
+_on_finished = ReceiverTransfer.on_finished
+_on_cancelled = SenderTransfer.on_cancelled
+_receive_stopped = Receiver.on_stopped
+_account_closed = Receiver._account_closed
+
+
+def _free_when_late(self: ReceiverTransfer, now: float) -> list[Action]:
+    """Nobody has written for so long: nobody will."""
+    actions = _on_tick(self, now)
+    return actions + self._close() if actions else actions
+
+
+def _forget_to_tell(self: Receiver, attempt: Attempt) -> None:
+    """The books are closed, but the engine does not hear that the pages of a failed transfer are safe."""
+    if attempt.transfer.decided is not None and attempt.transfer.decided.outcome is Outcome.ARRIVED:
+        _account_closed(self, attempt)
+    elif attempt.expectation is not None:
+        self.fabric.forget(attempt.expectation)
+        self._slots.give_back(attempt.immediate)
+
+
+def _finished_is_arrived(self: ReceiverTransfer, now: float, posted: int, checksums: bytes | None) -> list[Action]:
+    """All writes completed for their sender: they will have landed."""
+    actions = _on_finished(self, now, posted, checksums)
+    return actions + self._decide(Outcome.ARRIVED, None) + self._close()
+
+
+def _same_request(self: Attempts, instance: str, key: TransferKey) -> Attempt | None:
+    """Whoever speaks of a request speaks of its latest attempt."""
+    found = [attempt for attempt in self.all() if attempt.fetch.key.request == key.request]
+    return found[-1] if found else None
+
+
+def _fence_in_name(self: Fencing, landing: Any, failure: Failure) -> None:
+    """The landing stays open, but is treated as if it were closed."""
+    self._counters.fences += 1
+    for attempt in self._attempts.of_landing(landing):
+        self._do(attempt, attempt.transfer.on_fenced(failure))
+
+
+def _keep_the_source(self: SenderTransfer, posted: int, completed: int) -> list[SenderAction]:
+    """A transfer that was aborted is reported, and its pages are forgotten."""
+    actions = _on_cancelled(self, posted, completed)
+    return [action for action in actions if not isinstance(action, ReleaseSource)]
+
+
+def _mistakes_count(self: Receiver, stopped: Stopped) -> None:
+    """A node that does not serve a request is a bad node, whosever the mistake was."""
+    _receive_stopped(self, stopped)
+    peer, failure = self._peers.get(stopped.instance), stopped.failure
+    if peer is not None and failure is not None and failure.code in (FailureCode.INVALID, FailureCode.TOO_LONG):
+        self._fencing.lose(peer, failure.message)
+
+
+def _wait_for_room(self: ControlThread, link: Link, message: Any, to: bytes = b"") -> bool:
+    frame = self._frame(message)
+    link.socket.send_multipart([to, frame] if link.bound else [frame], 0)
+    return True
+
+
+MUTANTS: dict[str, Sequence[Patch]] = {
+    "free on time-out": [(ReceiverTransfer, "on_tick", _free_when_late)],
+    "drop an acknowledgement": [(Receiver, "_account_closed", _forget_to_tell)],
+    "accept a short count": [(ReceiverTransfer, "on_finished", _finished_is_arrived)],
+    "key by request id only": [(Attempts, "asked_of", _same_request)],
+    "skip the fence": [(Fencing, "_fence", _fence_in_name)],
+    "leak on the abort path": [(SenderTransfer, "on_cancelled", _keep_the_source)],
+    "count 4xx in the breaker": [(Receiver, "on_stopped", _mistakes_count)],
+    "blocking send": [(ControlThread, "send_now", _wait_for_room)],
+}
+
+
+@contextmanager
+def planted(patches: Sequence[Patch]) -> Iterator[None]:
+    kept: list[tuple[type, str, Callable[..., Any]]] = [(of, name, of.__dict__[name]) for of, name, _ in patches]
+    for of, name, replacement in patches:
+        setattr(of, name, replacement)
+    try:
+        yield
+    finally:
+        for of, name, original in kept:
+            setattr(of, name, original)

@@ -1,0 +1,283 @@
+"""The simulated fabric under a schedule: every posted write lands, and completes for its sender, at a time of its own.
+
+Built on `fabric.simulated`, whose engine passes the conformance suite; what differs is who decides when a write moves.
+Bytes move for real, at the moment of landing. A write may complete for its sender before it lands (the kernel has the
+bytes), after it, or both may fail independently when a connection breaks.
+"""
+
+import ctypes
+import errno
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from fabric.api import EndpointFailed, Event, Landing
+from fabric.errors import OperationError
+from fabric.simulated import SimulatedEngine, SimulatedNetwork
+from fabric.simulated_batches import SimulatedBatch, SimulatedEndpoint
+from fabric.simulated_network import NetworkUser
+from tests.simulation.errors import Violation
+from tests.simulation.schedule import Process, Schedule
+from tests.simulation.script import Manners
+
+LATEST_NEWS_S = 6.0
+"""A sender whose peer fenced it may hear nothing for so long."""
+
+
+@dataclass(eq=False, slots=True)
+class Flight:
+    """A posted write on its way. `payload`: its bytes, once the sender does not keep the source for it any more: then
+    it has completed for its sender, or will never."""
+
+    sender: NetworkUser
+    batch: SimulatedBatch
+    source: int
+    target: int
+    payload: bytes | None = None
+
+    @property
+    def landing(self) -> bytes:
+        return self.batch.endpoint.landing_address
+
+    def detach(self) -> None:
+        if self.payload is None:
+            self.payload = self.bytes
+
+    @property
+    def bytes(self) -> bytes:
+        """What would land now."""
+        return self.payload or ctypes.string_at(self.source, self.batch.writes.length)
+
+    def move(self) -> None:
+        ctypes.memmove(self.target, self.payload or self.source, self.batch.writes.length)
+
+
+OnLanding = Callable[[Flight], None]
+
+
+class ScheduledEngine(SimulatedEngine):
+    """`on_change`: something may have to be reported or posted. `on_landing` looks at each write before it lands."""
+
+    def __init__(self, network: "ScheduledNetwork", process: Process, on_change: Callable[[], None]) -> None:
+        super().__init__(network, process.name)
+        self.process = process
+        self.on_landing: OnLanding = lambda flight: None
+        self.held: list[Flight] = []
+        """Writes that wait for this process to go on."""
+        self._needs_dead_peer = network.needs_dead_peer
+        self.changed: Any = _Notice(on_change)
+
+    def fence_needs_dead_peer(self, landing: Landing) -> bool:
+        return self._needs_dead_peer
+
+    def progress(self, timeout: float) -> list[Event]:
+        sender = self._sender
+        if any(endpoint.batches for endpoint in sender.endpoints.values()):
+            sender.fire()
+            sender.post()
+        return self._take_events()
+
+    @property
+    def stuck(self) -> bool:
+        """Something could be posted but for EAGAIN: nobody but time will change that."""
+        return any(endpoint.queue and not endpoint.outstanding for endpoint in self._sender.endpoints.values())
+
+    @property
+    def unposted(self) -> list[tuple[bytes, int]]:
+        """(landing, address) of each write that may still be posted."""
+        return [
+            (batch.endpoint.landing_address, target)
+            for batch in self._sender.batches
+            if batch.unposted
+            for _, target in batch.addresses[batch.posted :]
+        ]
+
+    @property
+    def landings(self) -> list[Landing]:
+        return list(self._landings.values())
+
+    @property
+    def sendings(self) -> list[SimulatedEndpoint]:
+        return list(self._sender.endpoints.values())
+
+    def landing_failed(self, landing: Landing, error: OperationError) -> None:
+        if landing.id in self._landings:
+            self._sender.events.append(EndpointFailed(landing.id, landing.peer, error))
+            self.changed.notify_all()
+
+
+class _Notice:
+    """What the engine takes for its condition."""
+
+    def __init__(self, call: Callable[[], None]) -> None:
+        self.notify_all = call
+
+
+class ScheduledNetwork(SimulatedNetwork):
+    """`fail_next`, `lose_next`: engines whose next write fails, or lands without being counted."""
+
+    def __init__(self, schedule: Schedule, manners: Manners, needs_dead_peer: bool) -> None:
+        super().__init__(schedule.random.getrandbits(32))
+        self.needs_dead_peer = needs_dead_peer
+        self.flights: list[Flight] = []
+        self.fail_next: list[NetworkUser] = []
+        self.lose_next: list[NetworkUser] = []
+        self._schedule = schedule
+        self._manners = manners
+        self._last: dict[int, float] = {}
+        """By endpoint, when its latest write lands, where writes keep their order."""
+
+    # ---- what the engine asks ----
+
+    def try_post(self) -> int:
+        busy = self._manners.busy_share and self._schedule.random.random() < self._manners.busy_share
+        return errno.EAGAIN if busy else 0
+
+    def launch(self, sender: NetworkUser, batch: SimulatedBatch) -> None:
+        flight = Flight(sender, batch, *batch.addresses[batch.posted])
+        self.flights.append(flight)
+        delay, random = self._delay(batch.endpoint), self._schedule.random
+        if sender in self.fail_next:
+            self.fail_next.remove(sender)
+            self._schedule.after(delay, lambda: self._fail(flight, random.random() < 0.5))
+            return
+        if random.random() < self._manners.early_share:
+            self._schedule.after(0.0, lambda: self._complete_early(flight))
+        self._schedule.after(delay, lambda: self._arrive(flight))
+
+    def close_sending(self, endpoint: SimulatedEndpoint) -> None:
+        for flight in self.flights:
+            if flight.batch.endpoint is endpoint:
+                flight.detach()
+
+    def close_landing(self, address: bytes) -> bool:
+        if self.needs_dead_peer:
+            self._check_quiet(address)
+        return super().close_landing(address)
+
+    def ended(self, receiver: NetworkUser, landing: int, immediate: int) -> None:
+        if self._schedule.random.random() < self._manners.duplicate_share:
+            self._schedule.after(
+                self._schedule.within(0.1), lambda: receiver.landed(landing, immediate, self._now_ns())
+            )
+
+    def step(self) -> bool:
+        return False
+
+    # ---- what the world does ----
+
+    def died(self, engine: ScheduledEngine) -> None:
+        """It does nothing more; what it had posted lies in buffers and may still land. Its peers' writes fail."""
+        self.kill(engine)
+        for flight in [flight for flight in self.flights if flight.sender is engine]:
+            flight.detach()
+            if self._schedule.random.random() < 0.5:
+                self.flights.remove(flight)
+        engine.held.clear()
+
+    def released(self, engine: ScheduledEngine) -> None:
+        """Its process goes on."""
+        held, engine.held = engine.held, []
+        for flight in held:
+            self._schedule.after(self._schedule.within(self._manners.write_delay), partial(self._arrive, flight))
+
+    def break_writes(self, endpoint: SimulatedEndpoint) -> None:
+        """A connection breaks: each write on its way is lost, or lands; either way it fails for its sender."""
+        for flight in [flight for flight in self.flights if flight.batch.endpoint is endpoint]:
+            self._fail(flight, self._schedule.random.random() < 0.5)
+        if endpoint.error is None:
+            endpoint.fail(_error(errno.ECONNRESET, endpoint.peer))
+        owner = next(engine for engine in self._scheduled() if endpoint in engine.sendings)
+        owner.changed.notify_all()
+
+    def may_land(self, engine: ScheduledEngine) -> set[int]:
+        """Addresses in this engine's memory that somebody may still write to."""
+        mine = {landing.address for landing in engine.landings}
+        aimed = {f.target for f in self.flights if f.landing in mine}
+        for other in self._scheduled():
+            aimed |= {target for landing, target in other.unposted if landing in mine and not other.process.dead}
+        return aimed
+
+    # ---- inside ----
+
+    def _scheduled(self) -> list[ScheduledEngine]:
+        return [engine for engine in self._engines if isinstance(engine, ScheduledEngine)]
+
+    def _now_ns(self) -> int:
+        return int(self._schedule.now * 1e9)
+
+    def _delay(self, endpoint: SimulatedEndpoint) -> float:
+        delay = self._schedule.within(self._manners.write_delay)
+        if self._manners.ordered:
+            due = max(self._schedule.now + delay, self._last.get(endpoint.id, 0.0))
+            self._last[endpoint.id] = due
+            return due - self._schedule.now
+        return delay
+
+    def _complete_early(self, flight: Flight) -> None:
+        """The kernel has the bytes: the sender need not keep them."""
+        if flight in self.flights and flight.payload is None:
+            flight.detach()
+            self._complete(flight, 0)
+
+    def _complete(self, flight: Flight, code: int) -> None:
+        batch = flight.batch
+        if not batch.ended and not self.is_dead(flight.sender):
+            error = _error(code, batch.endpoint.peer) if code else None
+            flight.sender.completed(batch, error, self._now_ns())
+
+    def _fail(self, flight: Flight, lands: bool) -> None:
+        """It fails for its sender now, or has completed before; it lands later, or never."""
+        if flight not in self.flights:
+            return
+        if flight.payload is None:
+            flight.detach()
+            self._complete(flight, errno.EIO)
+            self._schedule.after(self._schedule.within(self._manners.write_delay), lambda: self._arrive(flight))
+        if not lands:
+            self.flights.remove(flight)
+
+    def _arrive(self, flight: Flight) -> None:
+        if flight not in self.flights:
+            return
+        receiver, _ = self._landings.get(flight.landing, (None, 0))
+        if isinstance(receiver, ScheduledEngine) and receiver.process.paused and not self._manners.lands_while_paused:
+            receiver.held.append(flight)
+            return
+        self.flights.remove(flight)
+        code = self._land_at(receiver, flight)
+        if flight.payload is not None:
+            return
+        if code:  # a fenced sender may not hear of it for long
+            late = self._schedule.within(self._schedule.random.choice([0.0, 0.1, LATEST_NEWS_S]))
+            self._schedule.after(late, lambda: self._complete(flight, code))
+        else:
+            self._complete(flight, 0)
+
+    def _land_at(self, receiver: NetworkUser | None, flight: Flight) -> int:
+        """0, or the error number that its sender gets."""
+        writes = flight.batch.writes
+        if not isinstance(receiver, ScheduledEngine) or self.is_dead(receiver):
+            return errno.ECONNRESET
+        region = receiver.region_of(writes.target.key)
+        if region is None or not 0 <= flight.target - region.address <= region.length - writes.length:
+            return errno.EACCES
+        receiver.on_landing(flight)
+        flight.move()
+        if flight.sender in self.lose_next:
+            self.lose_next.remove(flight.sender)
+        else:
+            receiver.landed(self._landings[flight.landing][1], writes.immediate, self._now_ns())
+        return 0
+
+    def _check_quiet(self, address: bytes) -> None:
+        for flight in self.flights:
+            living = isinstance(flight.sender, ScheduledEngine) and not flight.sender.process.dead
+            if flight.landing == address and living:
+                raise Violation("a landing was closed under the fire of a living peer, where that crashes")
+
+
+def _error(code: int, peer: str) -> OperationError:
+    return OperationError("simulated write", code, os.strerror(code), "", peer)

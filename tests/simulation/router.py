@@ -1,0 +1,198 @@
+"""Clients and the router between them and the nodes: the real membership and policy, and the rules of `router.run`
+without its coroutines."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from protocol.channel import Link
+from protocol.messages import (
+    Abort,
+    DecodeRequest,
+    Failure,
+    FailureCode,
+    FinishReason,
+    NodeStatus,
+    RequestEnded,
+    Role,
+    StatusAck,
+    TokenDelta,
+)
+from protocol.sampling import SamplingParams
+from router.membership import Member, Membership
+from router.policy import able_decodes, address, rank_decodes, rank_prefills
+from router.run import MAX_ATTEMPTS, RETRYABLE
+from tests.simulation.channel import SimulatedControl
+from tests.simulation.errors import Violation
+from tests.simulation.nodes import ROUTER, Surroundings
+from tests.simulation.schedule import Process
+from tests.simulation.script import Submission
+
+SWEEP_S = 0.25
+REQUESTS_PER_NODE = 8
+LOST = Failure(FailureCode.NODE_LOST, "the node is gone")
+LATE = Failure(FailureCode.DEADLINE, "the deadline passed")
+ROUTER_LOST = Failure(FailureCode.INTERNAL, "the router is gone")
+LEFT = "the client left"
+
+
+@dataclass
+class ClientRequest:
+    """`outcome`: how it ended, once: its reason, its failure, or that the client left. `decode`: where it runs."""
+
+    key: str
+    submission: Submission
+    deadline: float
+    outcome: FinishReason | Failure | str | None = None
+    decode: Member | None = None
+    tokens: int = 0
+    shown: bool = False
+    tried: set[str] = field(default_factory=set)
+
+    def end(self, outcome: FinishReason | Failure | str) -> None:
+        if self.outcome is not None:
+            raise Violation(f"{self.key} has two outcomes: {self.outcome} and {outcome}")
+        self.outcome, self.decode = outcome, None
+
+
+class SimulatedRouter:
+    """`requests` outlive it: their clients see when it is gone."""
+
+    def __init__(self, around: Surroundings, incarnation: int, requests: dict[str, ClientRequest]) -> None:
+        self.process = Process(f"router.{incarnation}")
+        self._around = around
+        self._requests = requests
+        self._membership = Membership("tokenizer", around.schedule.now)
+        self._control = SimulatedControl(
+            around.channel, self.process, self.process.name, around.script.manners.thread_lag
+        )
+        self._link, _ = self._control.bind(ROUTER, None, self._receive)
+
+    @property
+    def control(self) -> SimulatedControl:
+        return self._control
+
+    def start(self) -> None:
+        self._around.schedule.after(SWEEP_S, self._sweep, self.process)
+
+    # ---- clients ----
+
+    def submit(self, request: ClientRequest) -> None:
+        self._requests[request.key] = request
+        self._start(request)
+
+    def leave(self, request: ClientRequest) -> None:
+        if request.outcome is None:
+            self._abort(request)
+            request.end(LEFT)
+
+    def lost(self) -> None:
+        """It dies: every client of its sees a broken connection."""
+        for request in self._open():
+            request.end(ROUTER_LOST)
+
+    # ---- nodes ----
+
+    def _receive(self, link: Link, sender: bytes, message: Any) -> None:
+        match message:
+            case NodeStatus():
+                refusal, lost = self._membership.observe(message, self._around.schedule.now)
+                self._each(lost, self._on_lost)
+                self._send(message.instance, StatusAck(router_instance=self.process.name, refusal=refusal))
+                self._start_waiting()
+            case TokenDelta() | RequestEnded():
+                request = self._requests.get(message.request)
+                if request is not None and request.decode is not None and request.decode.instance == sender.decode():
+                    self._said(request, message)
+                elif isinstance(message, TokenDelta):
+                    self._send(sender.decode(), Abort(request=message.request))
+
+    def _said(self, request: ClientRequest, message: TokenDelta | RequestEnded) -> None:
+        if isinstance(message, RequestEnded):
+            self._ended(request, message)
+        elif message.index != request.tokens:  # one was lost on the way
+            self._abort(request)
+            self._failed(request, Failure(FailureCode.INTERNAL, "a token is missing"))
+        else:
+            request.tokens += len(message.tokens)
+            request.shown = True
+
+    def _ended(self, request: ClientRequest, message: RequestEnded) -> None:
+        if message.reason in (FinishReason.STOP, FinishReason.LENGTH):
+            if request.tokens == request.submission.new_tokens:
+                request.end(message.reason)
+            else:
+                self._failed(request, Failure(FailureCode.INTERNAL, "tokens are missing"))
+        elif message.reason is FinishReason.CANCELLED:
+            self._failed(request, LOST)
+        else:
+            assert message.failure is not None
+            self._failed(request, message.failure)
+
+    def _on_lost(self, instance: str) -> None:
+        for request in self._open():
+            if request.decode is not None and request.decode.instance == instance:
+                self._abort(request)
+                self._failed(request, LOST)
+
+    def _sweep(self) -> None:
+        now = self._around.schedule.now
+        self._each(self._membership.sweep(now), self._on_lost)
+        for request in self._open():
+            if now >= request.deadline:
+                self._abort(request)
+                request.end(LATE)
+        self._start_waiting()
+        self._around.schedule.after(SWEEP_S, self._sweep, self.process)
+
+    # ---- inside ----
+
+    def _start_waiting(self) -> None:
+        for request in self._open():
+            if request.decode is None:
+                self._start(request)
+
+    def _start(self, request: ClientRequest) -> bool:
+        """False if no node can take it now."""
+        prefills = self._membership.of_role(Role.PREFILL)
+        able = able_decodes(self._membership.of_role(Role.DECODE), prefills)
+        for decode in rank_decodes(able, request.submission.tokens, REQUESTS_PER_NODE, request.tried):
+            ranking = rank_prefills(prefills, decode)
+            self._around.schedule.random.shuffle(ranking)
+            if self._send(decode.instance, self._message(request, ranking)):
+                request.decode, request.tokens = decode, 0
+                request.tried.add(decode.instance)
+                return True
+        return False
+
+    def _message(self, request: ClientRequest, ranking: list[Member]) -> DecodeRequest:
+        return DecodeRequest(
+            request=request.key,
+            public_id=request.key,
+            prompt=[7] * request.submission.tokens,
+            sampling=SamplingParams(max_new_tokens=request.submission.new_tokens),
+            deadline_s=max(0.0, request.deadline - self._around.schedule.now),
+            prefills=[address(prefill) for prefill in ranking],
+        )
+
+    def _failed(self, request: ClientRequest, failure: Failure) -> None:
+        """Elsewhere, once, while nothing was shown."""
+        request.decode = None
+        again = not request.shown and failure.code in RETRYABLE and len(request.tried) < MAX_ATTEMPTS
+        if not (again and self._start(request)):
+            request.end(failure)
+
+    def _abort(self, request: ClientRequest) -> None:
+        if request.decode is not None:
+            self._send(request.decode.instance, Abort(request=request.key))
+
+    def _send(self, instance: str, message: Any) -> bool:
+        return self._control.send_now(self._link, message, instance.encode())
+
+    def _open(self) -> list[ClientRequest]:
+        return [request for request in self._requests.values() if request.outcome is None]
+
+    @staticmethod
+    def _each(instances: list[str], call: Callable[[str], None]) -> None:
+        for instance in instances:
+            call(instance)

@@ -1,0 +1,185 @@
+"""What one seed draws before anything happens: the nodes, the requests, the faults, and the network's manners."""
+
+from dataclasses import dataclass
+from enum import Enum
+from random import Random
+
+PAGE = 2
+"""Tokens in a page."""
+LAYERS = 2
+RECOVERY_S = 6.0
+"""Longest time until a pause or a break is over or a killed process is started again."""
+
+
+class Profile(Enum):
+    CALM = "calm"
+    """Nothing breaks. Whatever is not cancelled succeeds, and nobody is given up."""
+    FAILOVER = "failover"
+    """One of two prefill nodes fails, or its writes do: all the same, whatever is not cancelled succeeds."""
+    CHAOS = "chaos"
+    """Anything: every request has an outcome, and no page and no token is wrong."""
+
+
+class FaultKind(Enum):
+    KILL = "kill"
+    PAUSE = "pause"
+    STOP = "stop"
+    """As by SIGTERM: drain, then close."""
+    CUT_LINK = "cut link"
+    """The control connections of a node break; what was on its way is lost."""
+    BREAK_WRITES = "break writes"
+    """The data connections of a prefill node break."""
+    FAIL_WRITE = "fail write"
+    """The next write that a prefill node posts."""
+    LOSE_IMMEDIATE = "lose immediate"
+    """The next write of a prefill node lands, and is not counted."""
+    FAIL_FORWARD = "fail forward"
+    HOLD_GATE = "hold gate"
+    NEW_ROUTER = "new router"
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """`node`: an index into the prefill nodes, or beyond them into the decode nodes. `lasting`: seconds until it is
+    over, or until the process is started again."""
+
+    at: float
+    kind: FaultKind
+    node: int
+    lasting: float
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """A client's request. `abort_at`: when it leaves, after `at`; None: it stays."""
+
+    at: float
+    tokens: int
+    new_tokens: int
+    deadline_s: float
+    abort_at: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Manners:
+    """How the network behaves. Times are the longest, in seconds. `unruly`: control messages may be dropped, doubled
+    and reordered, which no real connection does."""
+
+    thread_lag: float
+    message_delay: float
+    write_delay: float
+    layer_time: float
+    ordered: bool
+    early_share: float
+    """Of writes that complete for their sender before they land."""
+    busy_share: float
+    duplicate_share: float
+    """Of immediates that come once more when their generation has ended."""
+    unruly: float
+    queue_limit: int
+    lands_while_paused: bool
+    """A NIC writes to the memory of a process that stands still; TCP does not."""
+    notices_death: bool
+    """A landing reports the end of its peer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    seed: int
+    profile: Profile
+    prefills: int
+    decodes: int
+    prefill_blocks: int
+    decode_blocks: int
+    chunk_tokens: int
+    small_prefill: bool
+    """The first prefill node is too small for long prompts, and says so."""
+    fence_needs_dead_peer: bool
+    manners: Manners
+    submissions: tuple[Submission, ...]
+    faults: tuple[Fault, ...]
+
+    @property
+    def must_succeed(self) -> bool:
+        return self.profile is not Profile.CHAOS
+
+
+def draw(seed: int) -> Script:
+    rng = Random(f"script {seed}")
+    profile = rng.choice([Profile.CALM, Profile.FAILOVER, Profile.CHAOS, Profile.CHAOS])
+    prefills = 2 if profile is Profile.FAILOVER else rng.choice([1, 2])
+    decodes = rng.choice([1, 1, 2])
+    submissions = tuple(_submission(rng, profile) for _ in range(rng.randint(2, 5)))
+    return Script(
+        seed=seed,
+        profile=profile,
+        prefills=prefills,
+        decodes=decodes,
+        prefill_blocks=rng.choice([8, 16, 24]),
+        decode_blocks=64 if profile is Profile.FAILOVER else rng.choice([8, 16, 24]),
+        chunk_tokens=rng.choice([2, 4, 16]),
+        small_prefill=prefills == 2 and profile is Profile.CALM and rng.random() < 0.3,
+        fence_needs_dead_peer=rng.random() < 0.4,
+        manners=_manners(rng, profile),
+        submissions=submissions,
+        faults=_faults(rng, profile, prefills, decodes),
+    )
+
+
+def _submission(rng: Random, profile: Profile) -> Submission:
+    at = rng.random() * rng.choice([0.01, 0.1, 0.5])
+    leaves = rng.random() < 0.25
+    return Submission(
+        at=at,
+        tokens=rng.choice([1, rng.randint(2, 8), rng.randint(4, 14)]),
+        new_tokens=rng.randint(1, 3),
+        deadline_s=rng.choice([0.5, 3.0, 20.0]) if profile is Profile.CHAOS else 60.0,
+        abort_at=at + rng.random() * rng.choice([0.02, 0.2, 5.0]) if leaves else None,
+    )
+
+
+def _manners(rng: Random, profile: Profile) -> Manners:
+    chaos = profile is Profile.CHAOS
+    return Manners(
+        thread_lag=rng.choice([0.0001, 0.002]),
+        message_delay=rng.choice([0.0005, 0.005, 0.05]),
+        write_delay=rng.choice([0.0005, 0.01, 0.1]),
+        layer_time=rng.choice([0.0005, 0.01]),
+        ordered=rng.random() < 0.3,
+        early_share=rng.choice([0.0, 0.3]),
+        busy_share=rng.choice([0.0, 0.0, 0.2]),
+        duplicate_share=rng.choice([0.0, 0.2]),
+        unruly=rng.choice([0.0, 0.0, 0.0, 0.05]) if chaos else 0.0,
+        queue_limit=rng.choice([3, 8, 1000]) if chaos else 1000,
+        lands_while_paused=rng.random() < 0.5,
+        notices_death=rng.random() < 0.5,
+    )
+
+
+FAILOVER_FAULTS = [
+    FaultKind.KILL,
+    FaultKind.PAUSE,
+    FaultKind.STOP,
+    FaultKind.BREAK_WRITES,
+    FaultKind.FAIL_WRITE,
+    FaultKind.LOSE_IMMEDIATE,
+]
+
+
+def _faults(rng: Random, profile: Profile, prefills: int, decodes: int) -> tuple[Fault, ...]:
+    if profile is Profile.CALM:
+        holds = rng.random() < 0.3
+        return (_fault(rng, FaultKind.HOLD_GATE, prefills + decodes, 0.5),) if holds else ()
+    if profile is Profile.FAILOVER:
+        return (_fault(rng, rng.choice(FAILOVER_FAULTS), prefills, RECOVERY_S),)
+    kinds = rng.choices(list(FaultKind), k=rng.randint(1, 4))
+    return tuple(sorted((_fault(rng, kind, prefills + decodes, RECOVERY_S) for kind in kinds), key=lambda f: f.at))
+
+
+def _fault(rng: Random, kind: FaultKind, nodes: int, longest: float) -> Fault:
+    return Fault(
+        at=rng.random() * rng.choice([0.05, 0.3, 2.0]),
+        kind=kind,
+        node=rng.randrange(nodes),
+        lasting=rng.random() * rng.choice([longest / 10, longest]),
+    )
