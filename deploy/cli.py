@@ -1,4 +1,7 @@
-"""`kvferry`: one command for a local cluster, its demo, this machine's fitness, each role, and files of prompts."""
+"""`kvferry`: one command for a local cluster, its demo, this machine's fitness, each role, and files of prompts.
+
+What a command needs is imported once it is chosen: that may take seconds, in which Ctrl-C ends it without a traceback.
+"""
 
 import argparse
 import importlib
@@ -6,12 +9,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from deploy import doctor, up
 from deploy.cluster_spec import SpecError
 from deploy.console import say
 from deploy.options import add_cluster_options, add_node_options, cluster_spec_from
 from deploy.state import StateError
-from protocol.curve import write_cluster_key
 
 RUN_DIR = Path(".kvferry/run")
 DEMO_DIR = Path(".kvferry/demo")
@@ -26,6 +27,8 @@ PROGRAMS = {
     "generate": ("engine.__main__", "generate from a file of prompts on this machine, without a cluster"),
 }
 """Commands that parse their own options."""
+INTERRUPTED = 130
+"""Exit code, as a shell gives it for SIGINT."""
 DESCRIPTION = """\
 Serve a language model with prefill and decode on separate nodes; the KV cache crosses between them over libfabric.
 
@@ -35,7 +38,14 @@ starts for you; across machines, start them yourself (`kvferry ROLE --help`)."""
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit code; usage errors exit with 2 as argparse does."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return _run(list(sys.argv[1:] if argv is None else argv))
+    except KeyboardInterrupt:
+        sys.stderr.write("kvferry: interrupted\n")
+        return INTERRUPTED
+
+
+def _run(arguments: list[str]) -> int:
     if arguments and arguments[0] in PROGRAMS:
         return run_program(arguments[0], arguments[1:])
     parsed = build_parser().parse_args(arguments)
@@ -49,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run_program(name: str, argv: list[str]) -> int:
-    """Imported only now: a router's machine may have neither torch nor libfabric."""
+    """Some machines have not what others need: a router's, neither torch nor libfabric."""
     try:
         module = importlib.import_module(PROGRAMS[name][0])
     except ImportError as error:
@@ -88,6 +98,8 @@ def _add_up(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
 
 
 def _up(arguments: argparse.Namespace) -> int:
+    from deploy import up
+
     spec = cluster_spec_from(arguments)
     if arguments.foreground:
         return up.run_foreground(spec, RUN_DIR, say)
@@ -102,7 +114,13 @@ def _add_down(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
         description="Stop the cluster that `kvferry up` started from this folder. Only processes that it recorded are "
         "signalled, each checked by its start time.",
     )
-    parser.set_defaults(run=lambda arguments: up.stop(RUN_DIR, say))
+    parser.set_defaults(run=_down)
+
+
+def _down(arguments: argparse.Namespace) -> int:
+    from deploy import up
+
+    return up.stop(RUN_DIR, say)
 
 
 def _add_key(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -117,6 +135,8 @@ def _add_key(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") ->
 
 
 def _key(arguments: argparse.Namespace) -> int:
+    from protocol.curve import write_cluster_key
+
     try:
         write_cluster_key(arguments.file)
     except OSError as error:
@@ -152,7 +172,13 @@ def _add_doctor(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         "from running.",
     )
     parser.add_argument("--router-only", action="store_true", help="check only what a router needs")
-    parser.set_defaults(run=lambda arguments: doctor.main(arguments.router_only))
+    parser.set_defaults(run=_doctor)
+
+
+def _doctor(arguments: argparse.Namespace) -> int:
+    from deploy import doctor
+
+    return doctor.main(arguments.router_only)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,32 @@
+import signal
+import subprocess
+import sys
 from pathlib import Path
+from subprocess import PIPE
 
 import pytest
 
 from deploy.cli import PROGRAMS, ROLES, main
 from protocol.curve import read_cluster_key
+
+DEADLINE_S = 60.0
+ROOT = Path(__file__).resolve().parents[2]
+STARTING = """
+import signal, sys
+from importlib.abc import MetaPathFinder
+from deploy.cli import main
+
+class NeverEnding(MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name == "deploy.up":
+            print("importing", flush=True)
+            sys.stdin.read()
+
+sys.meta_path.insert(0, NeverEnding())
+signal.signal(signal.SIGINT, signal.default_int_handler)
+sys.exit(main(["up"]))
+"""
+"""The program, one of its imports never coming to an end."""
 
 
 @pytest.mark.parametrize("command", ["up", "down", "demo", "doctor", "key"])
@@ -70,3 +93,20 @@ def test_an_unreadable_record_is_named_and_no_traceback(
     record.write_text("{bad")
     assert main(["down"]) == 2
     assert str(record.relative_to(tmp_path)) in capsys.readouterr().err
+
+
+def test_ctrl_c_while_a_command_is_imported_ends_it_without_a_traceback() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", STARTING], cwd=ROOT, stdin=PIPE, stdout=PIPE, stderr=PIPE, text=True
+    ) as program:
+        assert program.stdout is not None
+        assert program.stdout.readline() == "importing\n"
+        program.send_signal(signal.SIGINT)
+        _, complaint = program.communicate(timeout=DEADLINE_S)
+    assert (program.returncode, complaint) == (130, "kvferry: interrupted\n")
+
+
+def test_nothing_that_takes_long_is_imported_before_the_command_is_known() -> None:
+    program = "import sys, deploy.cli; print(*{name.partition('.')[0] for name in sys.modules})"
+    shown = subprocess.run([sys.executable, "-c", program], cwd=ROOT, stdout=PIPE, text=True, check=True).stdout
+    assert not {"torch", "httpx", "zmq", "fabric", "engine", "asyncio"} & set(shown.split())
