@@ -11,6 +11,7 @@ from engine.build import build_engines, check_movable
 from engine.errors import EngineError
 from fabric.errors import FabricError
 from fabric.libfabric import open_engine
+from kv_messenger.memory import register
 from protocol.curve import ClusterKeyError, read_cluster_key
 from protocol.digest import served_model
 from protocol.gates import Gates
@@ -32,14 +33,14 @@ def build_node(config: DecodeConfig) -> DecodeNode:
     check_movable(options)
     fabric = open_engine(member.provider, member.host, device_memory=options.device == "cuda")
     engines = build_engines(options, head=True, count=config.dp)
-    regions = [[fabric.register(*pool) for pool in engine.pools] for engine in engines]
+    memory = [register(fabric, engine.pools, engine.context_memory) for engine in engines]
     return DecodeNode(
         member,
         key,
         served_model(options.model),
         engines,
         fabric,
-        regions,
+        memory,
         Gates(member.test_gates),
         local_prefill=config.local_prefill,
         max_queue=member.max_queue,

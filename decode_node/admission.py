@@ -148,6 +148,7 @@ class Admission:
             return
         job.arrival = arrival
         self._join(job)
+        self.admit()  # its context slot has come free
 
     def kv_failed(self, key: TransferKey, failure: Failure) -> None:
         job = self._current(key)
@@ -240,7 +241,8 @@ class Admission:
     def _fetch(self, job: Job, reservation: Reservation) -> None:
         """Ask for the pages that are not here already; with all of them here, nobody is asked."""
         tokens, layout, cached = job.request.prompt[:-1], self._engine.layout, reservation.cached
-        if cached >= layout.pages_for(0, len(tokens)):
+        job.computed = cached * layout.page_size if reservation.whole else len(tokens)
+        if reservation.whole:
             job.state = JobState.WAITING_FOR_KV
             job.safe.add(job.attempt)
             self._join(job)
@@ -258,6 +260,7 @@ class Admission:
                 first_page=cached,
                 deadline_s=remaining,
                 target=self._target,
+                context_slot=reservation.context_slot,
             )
         )
 
@@ -266,7 +269,7 @@ class Admission:
             self._at_join_gate.append(job.id)
             return
         job.state, job.started_ns = JobState.RUNNING, time.monotonic_ns()
-        self._engine.resume(job.id, computed=len(job.request.prompt) - 1)
+        self._engine.resume(job.id, job.computed)
 
     def _current(self, key: TransferKey) -> Job | None:
         """The job, if this attempt still holds its pages and waits for them."""
@@ -296,7 +299,9 @@ class Admission:
         self.counters.refused += 1
         event(log, "request refused", logging.WARNING, request=request.request, reason=failure.message)
         ledger = Job(request, 0, 0.0, []).ledger(self._name, "")
-        self._reply(RequestEnded(request=request.request, reason=FinishReason.ERROR, failure=failure, ledger=ledger))
+        self._reply(
+            RequestEnded(request=request.request, reason=FinishReason.ERROR, tokens=0, failure=failure, ledger=ledger)
+        )
 
     def _stop(self, job: Job, reason: FinishReason, failure: Failure | None) -> None:
         """End a request from our side, whatever it is doing."""
@@ -327,4 +332,4 @@ class Admission:
         ledger = job.ledger(self._name, self._provider)
         why = failure.message if failure else None
         event(log, "request ended", request=job.id, outcome=reason.value, tokens=job.tokens, reason=why)
-        self._reply(RequestEnded(request=job.id, reason=reason, failure=failure, ledger=ledger))
+        self._reply(RequestEnded(request=job.id, reason=reason, tokens=job.tokens, failure=failure, ledger=ledger))

@@ -29,6 +29,8 @@ class Job:
     untried: list[PrefillAddress]
     state: JobState = JobState.QUEUED
     attempt: int = 0
+    computed: int = 0
+    """Tokens of the prompt whose KV is there when it joins the schedule."""
     peer: PrefillAddress | None = None
     asked_ns: int = 0
     started_ns: int = 0

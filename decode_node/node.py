@@ -19,8 +19,9 @@ from decode_node.server import PrefillLinks
 from engine.data_parallel import DataParallelEngines
 from engine.engine import Engine
 from engine.errors import LoopStopped
-from fabric.api import MemoryRegion, TransferEngine
+from fabric.api import TransferEngine
 from kv_messenger.attempts import Fetch
+from kv_messenger.memory import EngineMemory
 from kv_messenger.peers import Introduction
 from kv_messenger.plan import page_advice
 from kv_messenger.pump import Pump, as_metrics
@@ -69,8 +70,8 @@ class _FetchOnPump:
 
 
 class DecodeNode:
-    """`engines`, `fabric` and `regions` (each engine's pools, registered, by rank) are handed in ready-made, and owned
-    from then. `max_queue`: requests that may wait for pages, in each engine."""
+    """`engines`, `fabric` and `memory` (each engine's, registered) are handed in ready-made, and owned from then.
+    `max_queue`: requests that may wait for pages, in each engine."""
 
     def __init__(
         self,
@@ -79,7 +80,7 @@ class DecodeNode:
         model: ServedModel,
         engines: Sequence[Engine],
         fabric: TransferEngine,
-        regions: Sequence[Sequence[MemoryRegion]],
+        memory: Sequence[EngineMemory],
         gates: Gates,
         *,
         local_prefill: bool = False,
@@ -101,7 +102,7 @@ class DecodeNode:
         self._receiver = Receiver(
             me=Introduction(membership.instance, membership.name, self._compatibility, layout),
             fabric=fabric,
-            targets=[Target(seat, pools) for seat, pools in zip(self._seats, regions, strict=True)],
+            targets=[Target(seat, of.pools, of.context) for seat, of in zip(self._seats, memory, strict=True)],
             send=self._links.send,
             hang_up=self._links.hang_up,
             debug=debug_pages,
@@ -246,6 +247,7 @@ class DecodeNode:
             "requests_waiting": self._waiting,
             "transfers": receiver.transfers,
             "transfer_slots_free": receiver.slots_free,
+            "context_slots_free": engines.context_slots_free,
             "peers": receiver.peers,
             "lingering_landings": receiver.lingering_landings,
             "prefill_links": self._links.count,

@@ -17,13 +17,15 @@ from engine.models.loading import LoadedModel, load_model
 from engine.options import EngineOptions
 from engine.placing import CPU, engine_of, place_on_cpu
 from engine.workers.build import build_parallel
+from protocol.context import NO_CONTEXT, ContextLayout
 
 log = logging.getLogger(__name__)
 
 
 def build_engine(options: EngineOptions, head: bool) -> Engine:
-    """`head` False: for a node that never samples. Raises ModelRefused, NoDevice; MemoryError if the sizes asked for do
-    not fit; ValueError if the device cannot do what was asked for; DeviceLost if a worker died on the way.
+    """`head` False: for a node that never samples; where logits are kept as contexts, it has one all the same. Raises
+    ModelRefused, NoDevice; MemoryError if the sizes asked for do not fit; ValueError if the device cannot do what was
+    asked for; DeviceLost if a worker died on the way.
 
     With `options.tp`, the engine's workers live no longer than the thread that calls this.
     """
@@ -34,6 +36,7 @@ def build_engines(options: EngineOptions, head: bool, count: int) -> list[Engine
     """As `build_engine`: engines of the same model that share this machine, each for requests of its own. The first one
     computes in this process, the others in workers alone."""
     _check_present(options.device)
+    head = head or "logits" in options.context
     if options.tp * count > 1:
         if options.device != "cpu":
             raise ValueError(
@@ -43,7 +46,7 @@ def build_engines(options: EngineOptions, head: bool, count: int) -> list[Engine
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     loaded = load_model(options.model, options.dtype, head=head)
-    return [assemble(loaded, options.batching, torch.device(options.device))]
+    return [assemble(loaded, options.batching, torch.device(options.device), context=loaded.context(options.context))]
 
 
 def check_movable(options: EngineOptions) -> None:
@@ -68,9 +71,13 @@ def assemble(
     config: ContinuousBatchingConfig,
     device: torch.device = CPU,
     kernels: Callable[[], Any | None] = installed_kernels,
+    context: ContextLayout = NO_CONTEXT,
 ) -> Engine:
     """An engine of its own pool around a loaded model, which moves to `device`. A model serves one engine only: its
-    layers move one word. `kernels`: on CUDA, where FlashInfer comes from; None of them: plain torch."""
+    layers move one word. `kernels`: on CUDA, where FlashInfer comes from; None of them: plain torch. `context`: what is
+    kept of the position before each prompt's last token."""
     if device.type == "cpu":
-        return engine_of(loaded, config, place_on_cpu(loaded, config, device))
-    return engine_of(loaded, config, place_on_cuda(loaded, config, device, kernels(), installed_driver()))
+        placed = place_on_cpu(loaded, config, device, context=context)
+    else:
+        placed = place_on_cuda(loaded, config, device, kernels(), installed_driver(), context)
+    return engine_of(loaded, config, placed, context=context)

@@ -9,10 +9,13 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
+import torch
+
 from engine.allocators import CacheAllocator, FullAttentionCacheAllocator, SlidingAttentionCacheAllocator
 from engine.cache_pool import CachePool
+from engine.contexts import ContextSlots, split
 from engine.prefix_cache import PrefixCache
-from engine.request import Owner
+from engine.request import Owner, Request
 
 
 class HoldingState(Enum):
@@ -28,7 +31,7 @@ class Holding:
     """The block tables of one owner, in token order, one per group. `capacity`: tokens that they hold. `shared`:
     leading blocks that were there before. `registered`: leading blocks whose content was registered, or was found to
     be somebody else's. `since`: when its state began, on the manager's clock. `keep`: of one that leaves, whether its
-    full blocks stay for later hits."""
+    full blocks stay for later hits. `slot`: for the context that goes with the blocks."""
 
     owner: Owner
     tables: list[list[int]]
@@ -38,6 +41,7 @@ class Holding:
     shared: int = 0
     registered: int = 0
     keep: bool = True
+    slot: int | None = None
 
 
 class BlockMove(NamedTuple):
@@ -49,14 +53,20 @@ class BlockMove(NamedTuple):
 
 
 class CacheManager:
-    """Owns all block tables of a pool. All-or-nothing: what does not fit in every group takes nothing from any."""
+    """Owns all block tables of a pool, and the slots of contexts where there are any. All-or-nothing: what does not fit
+    in every group takes nothing from any."""
 
     def __init__(
-        self, pool: CachePool, prefix: PrefixCache | None = None, clock: Callable[[], float] = time.monotonic
+        self,
+        pool: CachePool,
+        prefix: PrefixCache | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        contexts: ContextSlots | None = None,
     ) -> None:
         assert prefix is None or pool.geometry.is_full, "only blocks of full attention can be shared"
         self.pool = pool
         self.prefix = prefix
+        self.contexts = contexts
         self.allocators = _allocators(pool, prefix)
         self._clock = clock
         self._holdings: dict[Owner, Holding] = {}
@@ -115,12 +125,14 @@ class CacheManager:
         """How many the owner lacks to hold `tokens` tokens, by group."""
         return self._missing(self.tables(owner), tokens)
 
-    def can_hold(self, owner: Owner, tokens: int, hits: Sequence[int] = ()) -> bool:
+    def can_hold(self, owner: Owner, tokens: int, hits: Sequence[int] = (), context: bool = False) -> bool:
         """Whether the owner's tables can be made to hold `tokens` tokens. `hits`: initialised or used blocks that it
-        would begin with, and that are then not there to be evicted."""
+        would begin with, and that are then not there to be evicted. `context`: a slot is wanted too."""
         holding = self._holdings.get(owner)
         if holding is not None and tokens <= holding.capacity:
             return True
+        if context and not self._can_have_slot(holding):
+            return False
         missing = self._missing(holding.tables if holding else self._no_tables, tokens)
         if hits:
             assert self.prefix is not None
@@ -128,7 +140,7 @@ class CacheManager:
             return self._fit(missing, kept=self.prefix.count_initialised(hits))
         return self._fit(missing)
 
-    def hold(self, owner: Owner, tokens: int, hits: Sequence[int] = ()) -> Holding:
+    def hold(self, owner: Owner, tokens: int, hits: Sequence[int] = (), context: bool = False) -> Holding:
         """Ask `can_hold` first. With `hits` the owner must hold nothing yet."""
         holding = self._holdings.get(owner)
         if holding is None:
@@ -143,6 +155,9 @@ class CacheManager:
             if count:
                 table.extend(allocator.take(count))
         self._set_capacity(holding)
+        if context and holding.slot is None:
+            assert self.contexts is not None
+            holding.slot = self.contexts.take()
         return holding
 
     def would_fit(self, given: Sequence[int], wanted: Sequence[int]) -> bool:
@@ -160,6 +175,34 @@ class CacheManager:
         if len(self.allocators) > 1:
             for allocator in self.allocators:
                 allocator.recycle()
+
+    # ---- contexts ----
+
+    def wants_context(self, request: Request) -> bool:
+        """Whether a context is kept here, the request's prompt has one, and it is not there yet."""
+        return self.contexts is not None and request.context is None and request.context_position >= 0
+
+    def slot(self, owner: Owner) -> int | None:
+        holding = self._holdings.get(owner)
+        return holding.slot if holding else None
+
+    def keep_context(self, request: Request, values: torch.Tensor) -> None:
+        """That a forward has computed: in the slot that goes with its blocks, else with the request."""
+        assert self.contexts is not None
+        slot = self.slot(request.owner)
+        if slot is None:
+            request.context = split(self.contexts.layout, values)
+        else:
+            self.contexts.write(slot, values)
+
+    def receive_context(self, request: Request, arrived: bool) -> None:
+        """The request takes over what is in its slot, if anything has `arrived` there, and the slot comes free: nobody
+        may write there any more."""
+        holding = self._holdings[request.owner]
+        if holding.slot is not None:
+            assert self.contexts is not None
+            request.context = self.contexts.read(holding.slot) if arrived else None
+            self._give_back_slot(holding)
 
     # ---- sharing ----
 
@@ -212,7 +255,11 @@ class CacheManager:
     def leave(self, owner: Owner, keep: bool = True) -> Holding | None:
         """The owner's id may come back at once, its blocks are free after `give_back`, once no forward uses them."""
         holding = self._holdings.pop(owner, None)
-        return self._leaving_with(owner, holding.tables, keep) if holding else None
+        if holding is None:
+            return None
+        leaving = self._leaving_with(owner, holding.tables, keep)
+        leaving.slot = holding.slot
+        return leaving
 
     def give_back(self, holding: Holding) -> None:
         """Free what `leave` or `register` returned."""
@@ -286,6 +333,17 @@ class CacheManager:
     def _give_back(self, holding: Holding, keep: bool) -> None:
         for allocator, table in zip(self.allocators, holding.tables, strict=True):
             allocator.give_back(table, keep)
+        self._give_back_slot(holding)
+
+    def _can_have_slot(self, holding: Holding | None) -> bool:
+        assert self.contexts is not None
+        return self.contexts.free > 0 or (holding is not None and holding.slot is not None)
+
+    def _give_back_slot(self, holding: Holding) -> None:
+        if holding.slot is not None:
+            assert self.contexts is not None
+            self.contexts.give_back(holding.slot)
+            holding.slot = None
 
 
 def _allocators(pool: CachePool, prefix: PrefixCache | None) -> list[CacheAllocator]:

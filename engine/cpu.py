@@ -10,16 +10,21 @@ from engine.model_runner import ModelRunner
 from engine.models.choice import choose_model
 from engine.models.loading import LoadedModel
 from engine.progress import ProgressWord
+from protocol.context import NO_CONTEXT, ContextLayout
 
 log = logging.getLogger(__name__)
 
 
 def cpu_runner(
-    loaded: LoadedModel, pool: CachePool, progress: ProgressWord, collective: Collective | None = None
+    loaded: LoadedModel,
+    pool: CachePool,
+    progress: ProgressWord,
+    collective: Collective | None = None,
+    context: ContextLayout = NO_CONTEXT,
 ) -> ModelRunner:
     """`collective`: where `loaded` is a shard."""
     backend, why = choose_backend(PagedKVCache(pool), DTYPES[loaded.dtype])
     log.info("attention: %s", why)
     model, why = choose_model(loaded.model, backend, progress, collective)
     log.info("model: %s", why)
-    return ModelRunner(model, backend, loaded.eos_token_ids, chooses=loaded.shard.is_main)
+    return ModelRunner(model, backend, loaded.eos_token_ids, chooses=loaded.shard.is_main, context=context)

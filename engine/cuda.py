@@ -26,6 +26,7 @@ from engine.padding import GraphKey, Padding
 from engine.progress import ProgressWord
 from engine.sizing import MemoryUse
 from engine.streams import CudaStreams
+from protocol.context import NO_CONTEXT, ContextLayout
 
 log = logging.getLogger(__name__)
 
@@ -67,6 +68,7 @@ def cuda_runner(
     config: ContinuousBatchingConfig,
     choice: CudaChoice,
     resources: ExitStack,
+    context: ContextLayout = NO_CONTEXT,
 ) -> DeviceRunner:
     """`loaded` is on the pool's device. `progress`: a word that the device advances. `resources`: closed with it."""
     cache = PagedKVCache(pool)
@@ -83,6 +85,7 @@ def cuda_runner(
         Graphs(padding, capture, modes.varlen, modes.decode) if modes.decode or modes.varlen else None,
         loaded.eos_token_ids,
         resources,
+        context,
     )
 
 

@@ -14,6 +14,7 @@ from engine.cuda_memory import allocate
 from engine.device_progress import DeviceProgressWord
 from engine.models.loading import LoadedModel
 from engine.placing import Placed, count_chunks
+from protocol.context import NO_CONTEXT, ContextLayout
 
 
 def place_on_cuda(
@@ -22,6 +23,7 @@ def place_on_cuda(
     device: torch.device,
     kernels: Any | None,
     driver: CudaDriver,
+    context: ContextLayout = NO_CONTEXT,
 ) -> Placed:
     """All of a model, which moves to `device`. `kernels`: the flashinfer module, or None. The runner owns the pages and
     the word: its `close` gives them back. Raises DeviceRefused, MemoryError, ValueError."""
@@ -37,6 +39,6 @@ def place_on_cuda(
         progress.map(ordinal)
         pages = resources.enter_context(allocate(driver, ordinal, size)).tensor()[:size].zero_()
         pool = CachePool(geometry, chunks, config.debug_pages, device=f"cuda:{ordinal}", memory=pages)
-        runner = cuda_runner(loaded, pool, progress, config, choice, resources)
+        runner = cuda_runner(loaded, pool, progress, config, choice, resources, context)
         undo.pop_all()
     return Placed(pool, progress, runner, choice.modes.asynchronous)

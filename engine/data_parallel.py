@@ -44,6 +44,10 @@ class DataParallelEngines:
         return sum(engine.pages_quarantined for engine in self._engines)
 
     @property
+    def context_slots_free(self) -> int:
+        return sum(engine.context_slots_free for engine in self._engines)
+
+    @property
     def running(self) -> int:
         return sum(engine.running for engine in self._engines)
 

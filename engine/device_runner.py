@@ -18,16 +18,19 @@ from typing import Any, Protocol
 
 import torch
 
+from engine.contexts import pack
 from engine.device_batch import IOPair, Shape
 from engine.forward_batch import ForwardBatch
 from engine.futures import settled
 from engine.graph_cache import Capture, GraphCache
+from engine.models.base import run_for
 from engine.models.binding import BoundModel
 from engine.padding import GraphKey, Padding, is_decode
 from engine.prepared_forward import PreparedForward, Samples, prepare_forward
 from engine.runner import ForwardResult
 from engine.sampler import plan_samples, read_report
 from engine.streams import Mark, Streams
+from protocol.context import NO_CONTEXT, ContextLayout
 
 
 class Planner(Protocol):
@@ -61,10 +64,11 @@ class DeviceSizes:
 
 @dataclass(frozen=True)
 class _Launched:
-    """`report` is on the host when `done` is reached."""
+    """`report` is on the host when `done` is reached. `contexts`: on the device, of the rows that want one."""
 
     inputs: PreparedForward
     report: torch.Tensor
+    contexts: torch.Tensor | None
     done: Mark
     started_ns: int
 
@@ -100,7 +104,8 @@ class DeviceForward:
         tokens = read_report(launched.report)
         if launched.inputs.carries:
             tokens = launched.inputs.without_void(tokens, self._before.samples() if self._before else None)
-        return ForwardResult(tokens, launched.started_ns, ended)
+        contexts = () if launched.contexts is None else list(launched.contexts.cpu())
+        return ForwardResult(tokens, launched.started_ns, ended, contexts)
 
 
 class _Side:
@@ -117,7 +122,7 @@ class _Side:
 
 class DeviceRunner:
     """`planners`: one for each pair; two make it asynchronous. `end_tokens`: the model's own. `resources`: what the
-    forwards work on, closed behind the last of them.
+    forwards work on, closed behind the last of them. `context`: see ModelRunner.
 
     What the caller's own stream was given before `launch` comes before the forward, and what it is given afterwards
     behind it: blocks may be copied between two launches without waiting for anything.
@@ -132,6 +137,7 @@ class DeviceRunner:
         graphs: Graphs | None = None,
         end_tokens: Set[int] = frozenset(),
         resources: ExitStack | None = None,
+        context: ContextLayout = NO_CONTEXT,
     ) -> None:
         self._resources = resources or ExitStack()
         self._model = model
@@ -139,6 +145,7 @@ class DeviceRunner:
         self._sizes = sizes
         self._graphs = graphs
         self._end_tokens = end_tokens
+        self._context = context
         self._sides = [_Side(planner, sizes, graphs.capture if graphs else None) for planner in planners]
         self._logits = torch.zeros(sizes.max_samples, sizes.vocab_size, dtype=sizes.dtype, device=sizes.device)
         self._turn = 0
@@ -184,18 +191,20 @@ class DeviceRunner:
             uploaded.wait()
             if inputs.carries and not inputs.carries_history:
                 side.pair.fill_carried(before, shape.tokens)
-            self._run(side, shape, key)
+            contexts = self._run_with_contexts(side, shape, inputs) if batch.has_contexts else None
+            if contexts is None:
+                self._run(side, shape, key)
             self._choose(side.pair, inputs)
             computed = self._streams.mark()
         computed.wait()
         with self._streams.download():
             computed.wait()
-            return _Launched(inputs, side.pair.download(wanted), self._streams.mark(), started)
+            return _Launched(inputs, side.pair.download(wanted), contexts, self._streams.mark(), started)
 
     def _padded(self, batch: ForwardBatch) -> tuple[ForwardBatch, GraphKey | None]:
-        """No key: it is run as it is."""
+        """No key: it is run as it is, as every one that contexts are kept of is."""
         graphs = self._graphs
-        if graphs and (graphs.decode if is_decode(batch) else graphs.varlen):
+        if graphs and not batch.has_contexts and (graphs.decode if is_decode(batch) else graphs.varlen):
             return graphs.padding.pad(batch)
         return batch, None
 
@@ -215,6 +224,15 @@ class DeviceRunner:
             side.graphs.run(key, forward)
         else:
             forward()
+
+    def _run_with_contexts(self, side: _Side, shape: Shape, inputs: PreparedForward) -> torch.Tensor:
+        """Leaves the logits of the samples in their buffer; the contexts are returned."""
+        token_ids, positions = side.pair.token_ids.device[: shape.tokens], side.pair.positions.device[: shape.tokens]
+        work = token_ids, positions, side.plan, inputs.outputs.to(self._sizes.device)
+        hidden, logits = run_for(self._model, work, bool(shape.samples), self._context)
+        if logits is not None:
+            self._logits[: shape.samples] = logits[: shape.samples]
+        return pack(self._context, *(None if rows is None else rows[shape.samples :] for rows in (hidden, logits)))
 
     def _choose(self, pair: IOPair, inputs: PreparedForward) -> None:
         """The host prepares the choice while the device computes."""

@@ -8,9 +8,12 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
+from msgspec.structs import replace
+
 from engine.cache_manager import CacheManager, HoldingState
 from engine.cache_pool import CachePool, PoolMemory
 from engine.config import ContinuousBatchingConfig
+from engine.contexts import Context, ContextSlots
 from engine.counters import EngineCounters
 from engine.errors import DeviceLost, InvalidRequest, NoRoom, UnknownRequest
 from engine.forking import Forking, child_of
@@ -40,7 +43,8 @@ class EngineParts:
     """What an engine is put together from (see `build`). `host_pool`: memory for the KV of requests that had to make
     room; None: they are computed anew. `asynchronous`: schedule the next forward while one runs. `namespace`: whatever
     changes KV besides the tokens; goes into the hashes of cached prefixes. `kv_heads`: of the whole model, where the
-    pool's ranks each hold a part of them; None: the pool's. `workers`: processes that the engine cannot do without."""
+    pool's ranks each hold a part of them; None: the pool's. `workers`: processes that the engine cannot do without.
+    `contexts`: slots, where the runner hands over contexts."""
 
     pool: CachePool
     runner: Runner
@@ -51,14 +55,19 @@ class EngineParts:
     namespace: str = ""
     kv_heads: int | None = None
     workers: WorkerGroup | None = None
+    contexts: ContextSlots | None = None
 
 
 class Reservation(NamedTuple):
     """`tables`: the blocks for the whole prompt, in token order, by group. The first `cached` of the first group hold
-    their KV already and are shared: nobody may write to them."""
+    their KV already and are shared: nobody may write to them. `whole`: nothing needs to come from elsewhere, all but
+    the last token having been here; a context is computed here then, for which a block may have to be computed again.
+    `context_slot`: where the context is to come."""
 
     tables: list[list[int]]
     cached: int
+    whole: bool
+    context_slot: int | None
 
 
 class Engine:
@@ -78,7 +87,7 @@ class Engine:
         self._workers = parts.workers
         self._kv_heads = parts.kv_heads
         self._asynchronous = parts.asynchronous
-        self._cache = CacheManager(parts.pool, self.prefix)
+        self._cache = CacheManager(parts.pool, self.prefix, contexts=parts.contexts)
         self._lookup = PrefixLookup(self._cache)
         self._scheduler = SCHEDULERS[config.scheduler_type](config, self._cache, self._lookup)
         self.offload = OffloadStore(self._cache, parts.host_pool) if parts.host_pool else None
@@ -127,12 +136,23 @@ class Engine:
     @property
     def layout(self) -> KVLayout:
         """Of all ranks together."""
-        return self.pool.geometry.layout(self.pool.ranks, self._kv_heads)
+        layout = self.pool.geometry.layout(self.pool.ranks, self._kv_heads)
+        contexts = self._cache.contexts
+        return replace(layout, context=contexts.layout) if contexts else layout
 
     @property
     def pools(self) -> list[PoolMemory]:
         """What is to be registered for KV to be moved: each rank's pages, in order of rank."""
         return self.pool.memories
+
+    @property
+    def context_memory(self) -> PoolMemory | None:
+        """What is to be registered for contexts to be moved, if any are kept."""
+        return self._cache.contexts.memory if self._cache.contexts else None
+
+    @property
+    def context_slots_free(self) -> int:
+        return self._cache.contexts.free if self._cache.contexts else 0
 
     @property
     def worker_pids(self) -> list[int]:
@@ -178,6 +198,14 @@ class Engine:
     def ledger(self) -> list[dict[str, Any]]:
         """The page ledger, one entry per use of a block: block, state, owner, generation, age_s."""
         return [{**asdict(record), "state": record.state.value} for record in ledger(self._cache)]
+
+    def context(self, request_id: str) -> Context | None:
+        """What was computed here, or has come, of the position before the prompt's last token; None: not yet, or the
+        engine keeps none. Raises UnknownRequest. For the engine's thread."""
+        request = self._lives.requests.get(request_id)
+        if request is None:
+            raise UnknownRequest(f"request {request_id!r} does not run here")
+        return request.context
 
     # ---- requests that run here ----
 
@@ -249,25 +277,27 @@ class Engine:
         self.validate(request)
         if not self.can_reserve(request):
             raise NoRoom(f"request {request.id!r}: no room for {len(request.prompt)} tokens now")
-        hits = self._lookup.hits(request)
+        hits, whole = self._lookup.hits(request), self._lookup.holds_prompt(request)
         self._lives.admit(request)
         self._forking.expect(request)
         self._scheduler.count_reservation()
         self._lookup.count(request, hits)
         request.status = RequestStatus.WAITING_FOR_REMOTE_KV
         self._lives.remote[request.id] = request
-        self._cache.hold(request.owner, len(request.prompt), hits)
-        return Reservation([list(table) for table in self._cache.tables(request.owner)], len(hits))
+        holding = self._cache.hold(request.owner, len(request.prompt), hits, self._cache.wants_context(request))
+        return Reservation([list(table) for table in holding.tables], len(hits), whole, holding.slot)
 
     def resume(self, request_id: str, computed: int) -> None:
-        """KV of the first `computed` tokens is in its blocks: schedule the rest, and the sequences that begin with it.
-        Raises UnknownRequest."""
+        """KV of the first `computed` tokens is in its blocks, and the context of the position before the prompt's last
+        token in its slot if that is one of them: schedule the rest, and the sequences that begin with it. Nobody may
+        write there any more. Raises UnknownRequest."""
         request = self._lives.remote.pop(request_id, None)
         if request is None:
             raise UnknownRequest(f"request {request_id!r} does not wait for KV")
         assert 0 <= computed < len(request.tokens), f"{computed} tokens computed of {len(request.tokens)}"
         self._lives.settled = False
         request.computed = computed
+        self._cache.receive_context(request, arrived=computed > request.context_position)
         self._lives.register(request, 0, computed)
         request.status = RequestStatus.DECODING if request.remaining == 1 else RequestStatus.PREFILLING
         if request.sampling.max_new_tokens == 0:

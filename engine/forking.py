@@ -20,6 +20,7 @@ def child_of(parent: Request, sequence: int) -> Request:
     )
     child.seed((parent.samples.seed + sequence) % (1 << 63))
     child.token_limit, child.end_tokens = parent.token_limit, parent.end_tokens
+    child.context = parent.context
     return child
 
 

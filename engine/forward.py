@@ -63,6 +63,7 @@ class ForwardPass:
             raise
         except Exception as error:
             raise self._failed(flight.batch, flight.chunks, error, listener) from error
+        self._keep_contexts(flight, result)
         if listener and flight.chunks:
             listener.forward_ended(flight.chunks, result.started_ns, result.ended_ns)
         return result, _outcomes(flight.batch, result.tokens)
@@ -86,6 +87,7 @@ class ForwardPass:
     def _assemble(self, scheduled: Sequence[ScheduledRequest]) -> tuple[ForwardBatch, int]:
         """The batch, and how many of its tokens are of prompts."""
         rows, samples, prompt_tokens = [], 0, 0
+        keeps_contexts = self._cache.contexts is not None
         for item in scheduled:
             request, start, end = item.request, item.start, item.start + item.length
             known, carry, sample = len(request.tokens), -1, None
@@ -101,8 +103,21 @@ class ForwardPass:
                 prompt_tokens += item.length
             request.computed = end
             request.in_flight += 1
-            rows.append(BatchRow(request.id, start, tokens, request.tables, sample, carry))
+            context = self._place_of_context(item) if keeps_contexts else -1
+            rows.append(BatchRow(request.id, start, tokens, request.tables, sample, carry, context))
         return ForwardBatch(rows), prompt_tokens
+
+    def _place_of_context(self, item: ScheduledRequest) -> int:
+        """See BatchRow.context."""
+        position = item.request.context_position
+        wanted = item.start <= position < item.end and self._cache.wants_context(item.request)
+        return position - item.start if wanted else -1
+
+    def _keep_contexts(self, flight: InFlight, result: ForwardResult) -> None:
+        left = iter(result.contexts)
+        for item, row in zip(flight.scheduled, flight.batch.rows, strict=True):
+            if row.context >= 0:
+                self._cache.keep_context(item.request, next(left))
 
     def _chunks(self, scheduled: Sequence[ScheduledRequest]) -> list[PrefillChunk]:
         """The word is read anew for each forward: one that failed has left it part of the way."""
@@ -114,6 +129,7 @@ class ForwardPass:
                 end=item.end,
                 tables=tuple(map(tuple, self._cache.tables(item.request.owner))),
                 first_threshold=first,
+                context_slot=self._cache.slot(item.request.owner),
             )
             for item in scheduled
             if item.request.prefill_only

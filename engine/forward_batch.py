@@ -40,7 +40,8 @@ class BatchRow:
     """`tokens` of one request at positions `start`... `tables`: its block table for each group of the cache geometry,
     in the geometry's order; a sliding group's is a ring (position p lives in slot p mod window). `sample`: what the
     token that follows is drawn from; None: none is wanted. `carry`: where the row's one token is a PLACEHOLDER, which
-    of the previous forward's samples it is."""
+    of the previous forward's samples it is. `context`: the place among `tokens` of the one whose context is wanted; -1:
+    none is."""
 
     request_id: str
     start: int
@@ -48,6 +49,7 @@ class BatchRow:
     tables: Sequence[Sequence[int]]
     sample: SampleStream | None = None
     carry: int = -1
+    context: int = -1
 
     @property
     def end(self) -> int:
@@ -67,6 +69,10 @@ class ForwardBatch:
     @property
     def num_samples(self) -> int:
         return sum(row.sample is not None for row in self.rows)
+
+    @property
+    def has_contexts(self) -> bool:
+        return any(row.context >= 0 for row in self.rows)
 
     @property
     def samples(self) -> list[SampleKey]:

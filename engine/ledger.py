@@ -46,12 +46,15 @@ def ledger(cache: CacheManager, group: int = 0) -> list[BlockRecord]:
 
 
 def check(cache: CacheManager) -> None:
-    """Assert that each chunk has one home and each block one state, and that references count users."""
+    """Assert that each chunk has one home, each block and context slot one state, and that references count users."""
     reserved, pool = cache.pool.reserved, cache.pool
     homes = pool.free_list() + [chunk for allocator in cache.allocators for chunk in allocator.chunks()]
     assert sorted(homes) == list(range(reserved, reserved + pool.num_chunks)), f"chunks without one home: {homes}"
     for group in range(len(cache.allocators)):
         _check_group(cache, group)
+    if cache.contexts:
+        slots = cache.contexts.free_list() + [h.slot for h in cache.holdings() if h.slot is not None]
+        assert sorted(slots) == list(range(cache.contexts.count)), f"context slots without one home: {slots}"
 
 
 def _check_group(cache: CacheManager, group: int) -> None:

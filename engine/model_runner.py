@@ -1,7 +1,7 @@
 """Runs one forward of a batch and chooses the next tokens."""
 
 import time
-from collections.abc import Set
+from collections.abc import Sequence, Set
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
@@ -9,13 +9,15 @@ from typing import Any
 import torch
 
 from engine.attention.base import AttentionBackend
+from engine.contexts import pack
 from engine.forward_batch import ForwardBatch
 from engine.futures import settled
-from engine.models.base import ServedModel
+from engine.models.base import ServedModel, run_for
 from engine.padding import Padding
 from engine.prepared_forward import PreparedForward, Samples, prepare_forward
 from engine.runner import ForwardResult
 from engine.sampler import sample_tokens
+from protocol.context import NO_CONTEXT, ContextLayout
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,7 @@ class ModelRunner:
     the model. Forwards run in the order of their batches: one may carry tokens of the one before. `end_tokens`: the
     model's own, which min_tokens forbids. `padding`: run the shapes that captured forwards would have; on a CPU that
     only shows that padding changes nothing. `chooses` False: another rank chooses the tokens; this one reports none.
+    `context`: what is kept of the rows that want one; a model without a head has no logits to keep.
     """
 
     def __init__(
@@ -43,12 +46,14 @@ class ModelRunner:
         end_tokens: Set[int] = frozenset(),
         padding: Padding | None = None,
         chooses: bool = True,
+        context: ContextLayout = NO_CONTEXT,
     ) -> None:
         self._model = model
         self._backend = backend
         self._end_tokens = end_tokens
         self._padding = padding
         self._chooses = chooses
+        self._context = context
         self._previous: Samples | None = []
 
     def launch(self, batch: ForwardBatch) -> "Future[ForwardResult]":
@@ -64,9 +69,10 @@ class ModelRunner:
         work = prepared.result()
         started = time.monotonic_ns()
         work.inputs.fill(previous)
-        tokens = work.inputs.without_void(self._run(work.inputs, work.plan), previous)
+        samples, contexts = self._run(work.inputs, work.plan)
+        tokens = work.inputs.without_void(samples, previous)
         self._previous = tokens
-        return ForwardResult(tokens, started, time.monotonic_ns())
+        return ForwardResult(tokens, started, time.monotonic_ns(), contexts)
 
     def close(self) -> None:
         self._model.close()
@@ -74,9 +80,16 @@ class ModelRunner:
     def _plan(self, batch: ForwardBatch) -> PlannedForward:
         return PlannedForward(prepare_forward(batch), self._backend.plan(batch))
 
-    def _run(self, inputs: PreparedForward, plan: Any) -> Samples:
-        if not inputs.keys or not self._chooses:
-            self._model.hidden(inputs.token_ids, inputs.positions, plan, inputs.ends)
-            return []
-        logits = self._model.logits(inputs.token_ids, inputs.positions, plan, inputs.ends)
-        return sample_tokens(logits, inputs.keys, self._end_tokens)
+    def _run(self, inputs: PreparedForward, plan: Any) -> tuple[Samples, Sequence[torch.Tensor]]:
+        work = inputs.token_ids, inputs.positions, plan, inputs.outputs
+        if not self._chooses:
+            self._model.hidden(*work)
+            return [], ()
+        count = len(inputs.keys)
+        context = self._context if len(inputs.contexts) else NO_CONTEXT
+        hidden, logits = run_for(self._model, work, bool(count), context)
+        samples = sample_tokens(logits[:count], inputs.keys, self._end_tokens) if logits is not None and count else []
+        if not context.parts:
+            return samples, ()
+        kept = (None if rows is None else rows[count:] for rows in (hidden, logits))
+        return samples, list(pack(context, *kept))

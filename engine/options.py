@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine.config import DEFAULT_MARGINS, EVICTION_POLICIES, ContinuousBatchingConfig, SchedulerType
+from protocol.context import ContextName
 from protocol.layout import ITEM_SIZES, MAX_RANKS, DType
 
 MAX_ENGINES = 64
@@ -13,8 +14,8 @@ MAX_ENGINES = 64
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
     """`threads`: torch's intra-op threads of each device's process, None for its default. `device`: as torch names it.
-    `tp`: devices that the model is divided among. `model`: a str or another PathLike becomes a Path. Raises ValueError
-    for what cannot be."""
+    `tp`: devices that the model is divided among. `model`: a str or another PathLike becomes a Path. `context`: what is
+    kept of the position before each prompt's last token. Raises ValueError for what cannot be."""
 
     model: Path
     batching: ContinuousBatchingConfig
@@ -22,6 +23,7 @@ class EngineOptions:
     device: str = "cpu"
     dtype: DType = "float32"
     tp: int = 1
+    context: tuple[ContextName, ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "model", Path(self.model))

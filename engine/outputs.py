@@ -51,7 +51,8 @@ class PrefillChunk:
 
     `tables`: the request's whole block tables, by group. `first_threshold`: the progress word's value once layer 0 of
     this forward is done; layer l is done at `first_threshold + l`. Tokens before `start` are in KV already: where a
-    prefix was cached, the first chunk does not start at 0, and if all of it was, it is empty.
+    prefix was cached, the first chunk does not start at 0, and if all of it was, it is empty. `context_slot`: where the
+    prompt's context is once the forward of its last chunk has ended, on engines that compute one.
     """
 
     request_id: str
@@ -59,6 +60,7 @@ class PrefillChunk:
     end: int
     tables: tuple[tuple[int, ...], ...]
     first_threshold: int
+    context_slot: int | None = None
 
 
 class EngineListener(Protocol):

@@ -7,6 +7,7 @@ import torch
 
 from engine.cache_pool import CachePool
 from engine.config import ContinuousBatchingConfig
+from engine.contexts import ContextSlots
 from engine.cpu import cpu_runner
 from engine.engine import Engine, EngineParts
 from engine.limits import Limits
@@ -17,6 +18,7 @@ from engine.runner import Runner
 from engine.sizing import MemoryBudget, MemoryUse, choose_chunks, default_memory_share, gib, offload_chunks
 from engine.threaded_runner import ThreadedRunner
 from engine.workers.group import WorkerGroup
+from protocol.context import NO_CONTEXT, ContextLayout
 
 log = logging.getLogger(__name__)
 
@@ -43,8 +45,15 @@ def count_chunks(use: MemoryUse, config: ContinuousBatchingConfig, device: torch
     return choose_chunks(use, budget, config.batch_tokens, config.num_blocks)
 
 
-def engine_of(loaded: LoadedModel, config: ContinuousBatchingConfig, placed: Placed, sharers: int = 1) -> Engine:
-    """`loaded`: a shard of the model that the ranks run."""
+def engine_of(
+    loaded: LoadedModel,
+    config: ContinuousBatchingConfig,
+    placed: Placed,
+    sharers: int = 1,
+    context: ContextLayout = NO_CONTEXT,
+) -> Engine:
+    """`loaded`: a shard of the model that the ranks run. `context`: what the runner hands over of each prompt; as many
+    are on their way at once as a forward may hold requests."""
     pool = placed.pool
     tokens = pool.geometry.max_tokens(pool.num_chunks)
     parts = EngineParts(
@@ -57,6 +66,7 @@ def engine_of(loaded: LoadedModel, config: ContinuousBatchingConfig, placed: Pla
         namespace=loaded.dtype,
         kv_heads=loaded.model_kv_heads,
         workers=placed.workers,
+        contexts=ContextSlots(context, config.request_cap, config.debug_pages) if context.parts else None,
     )
     return Engine(config, parts)
 
@@ -83,9 +93,14 @@ def host_pool(config: ContinuousBatchingConfig, pool: CachePool, sharers: int) -
 
 
 def place_on_cpu(
-    loaded: LoadedModel, config: ContinuousBatchingConfig, device: torch.device = CPU, sharers: int = 1
+    loaded: LoadedModel,
+    config: ContinuousBatchingConfig,
+    device: torch.device = CPU,
+    sharers: int = 1,
+    context: ContextLayout = NO_CONTEXT,
 ) -> Placed:
-    """All of a model, in this process. `sharers`: ranks that share the machine's memory, this one among them."""
+    """All of a model, in this process. `sharers`: ranks that share the machine's memory, this one among them.
+    `context`: what is kept of rows that want one."""
     if config.use_cuda_graph:
         log.warning("use_cuda_graph: this engine runs on a CPU, where nothing is captured")
     geometry, progress, asynchronous = (
@@ -95,5 +110,5 @@ def place_on_cpu(
     )
     use = loaded.sizes.on_cpu(geometry, config.request_cap, asynchronous)
     pool = CachePool(geometry, count_chunks(use, config, device, sharers), config.debug_pages)
-    runner = cpu_runner(loaded, pool, progress)
+    runner = cpu_runner(loaded, pool, progress, context=context)
     return Placed(pool, progress, ThreadedRunner(runner) if asynchronous else runner, asynchronous)

@@ -16,12 +16,20 @@ class PrefixLookup:
 
     def hits(self, request: Request) -> list[int]:
         """Blocks that hold the longest cached prefix; looked up anew each time, as the cache may have changed. A token
-        is always left to compute, where one is to be sampled (two, where the last one is left to forks)."""
+        is always left to compute, where one is to be sampled (two, where the last one is left to forks), and so is the
+        position whose context is wanted."""
         prefix = self._cache.prefix
         if prefix is None or self._cache.holds(request.owner):
             return []
-        last = 0 if request.prefill_only else 2 if request.unborn else 1
-        return prefix.match(self._hashes(request, max(0, len(request.tokens) - last) // self._page_size))
+        most = len(request.tokens) - (0 if request.prefill_only else 2 if request.unborn else 1)
+        if self._cache.wants_context(request):
+            most = min(most, request.context_position)
+        return prefix.match(self._hashes(request, max(0, most) // self._page_size))
+
+    def holds_prompt(self, request: Request) -> bool:
+        """Whether all of the prompt but its last token is cached, in whole blocks."""
+        prefix, (blocks, rest) = self._cache.prefix, divmod(len(request.prompt) - 1, self._page_size)
+        return prefix is not None and not rest and len(prefix.match(self._hashes(request, blocks))) == blocks
 
     def count(self, request: Request, hits: Sequence[int]) -> None:
         """In the statistics: the request was scheduled with these hits."""

@@ -24,13 +24,20 @@ class Carry(NamedTuple):
 @dataclass(frozen=True)
 class PreparedForward:
     """`token_ids` and `positions` `[T]` of the packed rows, 0 in place of a carried token; `ends` `[samples]`: where
-    among them the rows that want a token end. `keys`: one per sample, with copies of the histories that are needed."""
+    among them the rows that want a token end. `keys`: one per sample, with copies of the histories that are needed.
+    `contexts` `[contexts]`: which of the tokens their contexts are wanted of."""
 
     token_ids: torch.Tensor
     positions: torch.Tensor
     ends: torch.Tensor
     keys: list[SampleKey]
     carries: list[Carry]
+    contexts: torch.Tensor
+
+    @property
+    def outputs(self) -> torch.Tensor:
+        """The tokens that the model's last layer must go through with: `ends`, then `contexts`."""
+        return torch.cat([self.ends, self.contexts]) if len(self.contexts) else self.ends
 
     @property
     def carries_history(self) -> bool:
@@ -66,17 +73,20 @@ def prepare_forward(batch: ForwardBatch) -> PreparedForward:
     positions: list[int] = []
     ends: list[int] = []
     carries: list[Carry] = []
+    contexts: list[int] = []
     for row in batch.rows:
         if row.carry >= 0:
             assert list(row.tokens) == [PLACEHOLDER], f"{row.request_id}: only a lone placeholder can be carried to"
             carries.append(Carry(len(tokens), row.carry, len(ends) if row.sample else None))
+        if row.context >= 0:
+            contexts.append(len(tokens) + row.context)
         tokens += row.tokens if row.carry < 0 else [0]
         positions += range(row.start, row.end)
         if row.sample:
             ends.append(len(tokens) - 1)
     keys = [_own(key) for key in batch.samples]
     ids, places, rows = (torch.tensor(numbers, dtype=torch.long) for numbers in (tokens, positions, ends))
-    return PreparedForward(ids, places, rows, keys, carries)
+    return PreparedForward(ids, places, rows, keys, carries, torch.tensor(contexts, dtype=torch.long))
 
 
 def _own(key: SampleKey) -> SampleKey:

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import NamedTuple
 
+from engine.contexts import Context
 from engine.forward_batch import SampleStream
 from protocol.sampling import SamplingParams
 
@@ -78,6 +79,8 @@ class Request:
     """Ids of the children that are still to be forked off."""
     block_hashes: list[bytes] = field(default_factory=list, init=False)
     """Of its full blocks, as far as they were needed."""
+    context: Context | None = field(default=None, init=False)
+    """Once it is there, where its engine keeps contexts. A prefill-only request's is in its slot instead."""
 
     def __post_init__(self) -> None:
         self.owner = Owner(self.id, self.attempt)
@@ -96,6 +99,11 @@ class Request:
     def remaining(self) -> int:
         """Tokens that are not in KV yet: 1 while decoding."""
         return len(self.tokens) + self.unknown - self.computed
+
+    @property
+    def context_position(self) -> int:
+        """Of the token before the prompt's last, which a prefill-only prompt comes without; -1 if there is none."""
+        return len(self.prompt) - (1 if self.prefill_only else 2)
 
     @property
     def is_terminal(self) -> bool:

@@ -1,7 +1,10 @@
 """What the engine asks of a device: launch a forward, later take its tokens."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
+
+import torch
 
 from engine.forward_batch import ForwardBatch
 
@@ -16,11 +19,13 @@ class SampledToken(NamedTuple):
 @dataclass(frozen=True)
 class ForwardResult:
     """`tokens`: one per entry of `batch.samples`, in order; an exception's text where that request alone went wrong
-    (its logits were not finite, ...). Times are of CLOCK_MONOTONIC, of the device's work."""
+    (its logits were not finite, ...). Times are of CLOCK_MONOTONIC, of the device's work. `contexts`: one per row that
+    wants one, in order, in host memory: a row of `contexts.pack`."""
 
     tokens: list[SampledToken | str]
     started_ns: int
     ended_ns: int
+    contexts: Sequence[torch.Tensor] = ()
 
 
 class PendingForward(Protocol):

@@ -148,7 +148,8 @@ class Scheduler(ABC):
         inside. `hits`: cached blocks that it begins with. `busy`: something runs or holds a reservation already."""
         if self._admissions_are_held or self._queue_is_held(self.waiting):
             return False
-        if not self._cache.can_hold(request.owner, len(request.prompt), hits):
+        wanted = self._cache.wants_context(request)
+        if not self._cache.can_hold(request.owner, len(request.prompt), hits, wanted):
             return False
         return not busy or self._in_margin()
 
@@ -239,12 +240,14 @@ class Scheduler(ABC):
         return False
 
     def _take_blocks(self, request: Request, tokens: int, hits: Sequence[int]) -> bool:
-        """A prefill-only request takes all of its blocks at admission, so that it can never stall."""
+        """A prefill-only request takes all of its blocks at admission, so that it can never stall, and a slot for its
+        context where one is wanted."""
+        context = False
         if request.prefill_only:
-            tokens = len(request.tokens)
-        if not self._cache.can_hold(request.owner, tokens, hits):
+            tokens, context = len(request.tokens), self._cache.wants_context(request)
+        if not self._cache.can_hold(request.owner, tokens, hits, context):
             return False
-        holding = self._cache.hold(request.owner, tokens, hits)
+        holding = self._cache.hold(request.owner, tokens, hits, context)
         request.capacity, request.tables = holding.capacity, holding.tables
         return True
 

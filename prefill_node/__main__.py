@@ -9,6 +9,7 @@ from engine.build import build_engines, check_movable
 from engine.errors import EngineError
 from fabric.errors import FabricError
 from fabric.libfabric import open_engine
+from kv_messenger.memory import register
 from prefill_node.config import PrefillConfig, parse_config
 from prefill_node.node import PrefillNode
 from protocol.curve import ClusterKeyError, read_cluster_key
@@ -32,14 +33,14 @@ def build_node(config: PrefillConfig) -> PrefillNode:
     check_movable(options)
     fabric = open_engine(member.provider, member.host, device_memory=options.device == "cuda")
     engines = build_engines(options, head=False, count=config.dp)
-    regions = [[fabric.register(*pool) for pool in engine.pools] for engine in engines]
+    memory = [register(fabric, engine.pools, engine.context_memory) for engine in engines]
     return PrefillNode(
         member,
         key,
         served_model(options.model),
         engines,
         fabric,
-        regions,
+        memory,
         Gates(member.test_gates),
         port=config.port,
         max_queue=member.max_queue,

@@ -70,7 +70,7 @@ class ChunkAnnouncer:
         self._sender = sender
 
     def before_forward(self, chunks: Sequence[PrefillChunk]) -> None:
-        named = [(c.request_id, Chunk(c.start, c.end, c.tables, c.first_threshold)) for c in chunks]
+        named = [(c.request_id, Chunk(c.start, c.end, c.tables, c.first_threshold, c.context_slot)) for c in chunks]
         self._pump.call(lambda: self._sender.on_chunks(named))
 
     def forward_ended(self, chunks: Sequence[PrefillChunk], started_ns: int, ended_ns: int) -> None:

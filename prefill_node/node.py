@@ -14,7 +14,8 @@ from collections.abc import Mapping, Sequence
 from engine.data_parallel import DataParallelEngines
 from engine.engine import Engine
 from engine.loop import EngineLoop
-from fabric.api import MemoryRegion, TransferEngine
+from fabric.api import TransferEngine
+from kv_messenger.memory import EngineMemory
 from kv_messenger.plan import page_advice
 from kv_messenger.pump import Pump, as_metrics
 from kv_messenger.sender import Sender, SenderCounters
@@ -40,8 +41,8 @@ log = logging.getLogger(__name__)
 
 
 class PrefillNode:
-    """`engines`, `fabric` and `regions` (each engine's pools, registered, by rank) are handed in ready-made and owned
-    from then on. `port`: where decode nodes dial, 0 takes any. `max_queue`: prompts that may wait, in each engine."""
+    """`engines`, `fabric` and `memory` (each engine's, registered) are handed in ready-made and owned from then on.
+    `port`: where decode nodes dial, 0 takes any. `max_queue`: prompts that may wait, in each engine."""
 
     def __init__(
         self,
@@ -50,7 +51,7 @@ class PrefillNode:
         model: ServedModel,
         engines: Sequence[Engine],
         fabric: TransferEngine,
-        regions: Sequence[Sequence[MemoryRegion]],
+        memory: Sequence[EngineMemory],
         gates: Gates,
         *,
         port: int = 0,
@@ -74,8 +75,8 @@ class PrefillNode:
             layout=self._engines.layout,
             fabric=fabric,
             sources=[
-                Source(prefills, engine.progress.address, pools)
-                for prefills, engine, pools in zip(self._prefills, engines, regions, strict=True)
+                Source(prefills, engine.progress.address, of.pools, of.context)
+                for prefills, engine, of in zip(self._prefills, engines, memory, strict=True)
             ],
             send=self._peers.send,
             gates=gates,
@@ -194,6 +195,7 @@ class PrefillNode:
             "pages_quarantined": engines.pages_quarantined,
             "prompts_waiting": engines.waiting,
             "prompts_running": engines.running,
+            "context_slots_free": engines.context_slots_free,
             "transfers": sender.transfers,
             "peers": sender.sessions,
         }

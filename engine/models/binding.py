@@ -1,5 +1,6 @@
 """Joins a transformers model, a paged attention backend and a progress word. The model's code stays as it is."""
 
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
@@ -60,6 +61,17 @@ class BoundModel:
         """`[len(rows), vocab]`, of the packed tokens at `rows`."""
         output = self._model(**self._inputs(token_ids, positions, plan), logits_to_keep=rows)
         return cast(torch.Tensor, output.logits[0])
+
+    def hidden_and_logits(
+        self, token_ids: torch.Tensor, positions: torch.Tensor, plan: Any, rows: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Both of the above, from one forward: what the head makes of its input is the family's own affair."""
+        passed: list[Any] = []
+        hook = self._base.register_forward_hook(lambda _module, _inputs, output: passed.append(output))
+        with ExitStack() as undo:
+            undo.callback(hook.remove)
+            logits = self.logits(token_ids, positions, plan, rows)
+        return cast(torch.Tensor, passed[0].last_hidden_state[0, rows]), logits
 
     def close(self) -> None:
         for hook in self._hooks:

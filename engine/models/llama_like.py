@@ -62,8 +62,15 @@ class LlamaLikeModel:
 
     def logits(self, token_ids: torch.Tensor, positions: torch.Tensor, plan: Any, rows: torch.Tensor) -> torch.Tensor:
         """`[len(rows), vocab]`, of the packed tokens at `rows`."""
+        return self.hidden_and_logits(token_ids, positions, plan, rows)[1]
+
+    def hidden_and_logits(
+        self, token_ids: torch.Tensor, positions: torch.Tensor, plan: Any, rows: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Both of the above, from one forward."""
         assert self._head, "a model without a head was asked for logits"
-        return self._kernels.multiply(self.hidden(token_ids, positions, plan, rows), self._head)
+        hidden = self.hidden(token_ids, positions, plan, rows)
+        return hidden, self._kernels.multiply(hidden, self._head)
 
     def close(self) -> None:
         linears = [linear for layer in self._layers for linear in (layer.qkv, layer.output, layer.gate_up, layer.down)]

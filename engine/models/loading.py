@@ -1,7 +1,7 @@
 """A model from a local Hugging Face directory, checked before anything large is read."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from os import PathLike
@@ -15,6 +15,7 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
 from engine.cache_pool import DTYPES
+from engine.contexts import VALUE_BYTES
 from engine.errors import IncompleteModel, UnsupportedModel
 from engine.geometry import CacheGeometry, group_layers
 from engine.models.binding import ATTENTION_NAME, register_attention
@@ -22,6 +23,7 @@ from engine.models.families import check_supported, layer_types, window
 from engine.models.sharding import check_plan, cut
 from engine.sizing import ModelSizes
 from engine.tensor_parallel import WHOLE, Shard, check_divisible, kv_heads_per_rank
+from protocol.context import ContextLayout, ContextName, ContextPart
 from protocol.layout import DType
 
 _WEIGHTS = "model.safetensors"
@@ -47,6 +49,11 @@ class LoadedModel:
     eos_token_ids: frozenset[int]
     sizes: ModelSizes
     shard: Shard = WHOLE
+
+    def context(self, names: Sequence[ContextName]) -> ContextLayout:
+        """Of such parts; logits are those of a whole model's head."""
+        sizes: dict[ContextName, int] = {"hidden": self.sizes.hidden, "logits": self.vocab_size}
+        return ContextLayout(tuple(ContextPart(name, sizes[name] * VALUE_BYTES) for name in names))
 
     def geometry(self, page_size: int) -> CacheGeometry:
         groups = group_layers(self.layers, self.layer_types, self.window)

@@ -57,6 +57,7 @@ def build_parallel(options: EngineOptions, head: bool, engines: int = 1, silence
         with_workers = range(1 if options.tp == 1 else 0, engines)
         started = [_start(options, head, threads, number, silence_s, undo) for number in with_workers]
         loaded = load_model(options.model, options.dtype, head, Shard(0, options.tp))
+        context = loaded.context(options.context)
         for each in started:
             each.group.wait_for(Loaded, LOAD_S)
         geometry = loaded.geometry(config.page_size)
@@ -67,8 +68,8 @@ def build_parallel(options: EngineOptions, head: bool, engines: int = 1, silence
             placed.append(_open(each, options, loaded, geometry, chunks))
             undo.callback(placed[-1].runner.close)
         if options.tp == 1:
-            placed.insert(0, place_on_cpu(loaded, config, sharers=ranks))
-        built = [engine_of(loaded, config, each, sharers=ranks) for each in placed]
+            placed.insert(0, place_on_cpu(loaded, config, sharers=ranks, context=context))
+        built = [engine_of(loaded, config, each, ranks, context) for each in placed]
         undo.pop_all()
     return built
 
@@ -92,6 +93,7 @@ def _start(
             port=meeting.port,
             threads=threads,
             silence_s=silence_s,
+            context=list(options.context),
         )
         tell([worker], load)
     group = WorkerGroup(workers)
@@ -118,7 +120,8 @@ def _open(
             collective.join()
         except CollectiveBroken as error:
             raise group.why_lost(error) from error
-        runner = LocalMainRunner(group, cpu_runner(loaded, pool, progress, collective), collective)
+        main = cpu_runner(loaded, pool, progress, collective, loaded.context(options.context))
+        runner = LocalMainRunner(group, main, collective)
     else:
         runner = RemoteMainRunner(group, progress, bool(config.use_async_batching), started.silence_s)
     group.wait_for(Ready, OPEN_S)

@@ -14,7 +14,7 @@ import msgspec
 from engine.errors import DeviceLost
 from engine.runner import ForwardResult
 from engine.workers.channel import PeerGone
-from engine.workers.messages import OTHERS_GONE, Answer, Done, Failed, Loaded, Ready, Stop
+from engine.workers.messages import OTHERS_GONE, Answer, Done, Failed, Loaded, Ready, Stop, as_result
 from engine.workers.process import EXIT_S, WorkerProcess, tell
 
 NOTICE_S = 2.0
@@ -154,7 +154,7 @@ class WorkerGroup:
         elif isinstance(answer, Done) and not worker.shard.is_main:
             self._lose_unless_closing(f"{worker.name} (process {worker.pid}) is out of step: Done came from it")
         elif isinstance(answer, Done):
-            self._answer(ForwardResult(answer.tokens, answer.started_ns, answer.ended_ns))
+            self._answer(as_result(answer))
         else:
             with self._changed:
                 self._answered[type(answer)] += 1

@@ -4,9 +4,11 @@ from collections.abc import Sequence
 from typing import Annotated
 
 import msgspec
+import torch
 
 from engine.forward_batch import BatchRow, ForwardBatch, SampleStream
-from engine.runner import SampledToken
+from engine.runner import ForwardResult, SampledToken
+from protocol.context import ContextName
 from protocol.layout import MAX_RANKS, DType, Positive
 from protocol.sampling import SamplingParams
 
@@ -15,7 +17,7 @@ _Rank = Annotated[int, msgspec.Meta(ge=0, lt=MAX_RANKS)]
 
 class Load(msgspec.Struct, frozen=True, tag=True):
     """The first word to a worker. `port`: where the ranks meet, on loopback. `head`: of the whole engine. `silence_s`:
-    how long a rank waits for the others in a forward."""
+    how long a rank waits for the others in a forward. `context`: what the main rank keeps of rows that want one."""
 
     model: str
     dtype: DType
@@ -25,6 +27,7 @@ class Load(msgspec.Struct, frozen=True, tag=True):
     port: Annotated[int, msgspec.Meta(ge=1, lt=1 << 16)]
     threads: Positive
     silence_s: float
+    context: list[ContextName] = []
 
 
 class Loaded(msgspec.Struct, frozen=True, tag=True):
@@ -50,6 +53,7 @@ class Row(msgspec.Struct, frozen=True, array_like=True):
     tables: Sequence[Sequence[int]]
     wanted: bool
     carry: int
+    context: int = -1
 
 
 class Forward(msgspec.Struct, frozen=True, tag=True):
@@ -61,11 +65,12 @@ class Forward(msgspec.Struct, frozen=True, tag=True):
 
 
 class Done(msgspec.Struct, frozen=True, tag=True):
-    """From a main rank, the answer to Forward. See ForwardResult."""
+    """From a main rank, the answer to Forward. See ForwardResult. `contexts`: the bytes of each."""
 
     tokens: list[SampledToken | str]
     started_ns: int
     ended_ns: int
+    contexts: list[bytes] = []
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):
@@ -90,7 +95,7 @@ _UNCHOSEN = SampleStream(SamplingParams(max_new_tokens=0), 0)
 
 def as_forward(batch: ForwardBatch, chosen: bool) -> Forward:
     """`chosen`: the receiver, or one of several, chooses the tokens."""
-    rows = [Row(row.start, row.tokens, row.tables, row.sample is not None, row.carry) for row in batch.rows]
+    rows = [Row(r.start, r.tokens, r.tables, r.sample is not None, r.carry, r.context) for r in batch.rows]
     return Forward(rows, [_as_sent(row.sample) for row in batch.rows if row.sample] if chosen else [])
 
 
@@ -101,8 +106,18 @@ def as_batch(forward: Forward) -> ForwardBatch:
     rows = []
     for number, row in enumerate(forward.rows):
         chosen = (next(streams) if forward.streams else _UNCHOSEN) if row.wanted else None
-        rows.append(BatchRow(str(number), row.start, row.tokens, row.tables, chosen, row.carry))
+        rows.append(BatchRow(str(number), row.start, row.tokens, row.tables, chosen, row.carry, row.context))
     return ForwardBatch(rows)
+
+
+def as_done(result: ForwardResult) -> Done:
+    contexts = [values.numpy().tobytes() for values in result.contexts]
+    return Done(result.tokens, result.started_ns, result.ended_ns, contexts)
+
+
+def as_result(done: Done) -> ForwardResult:
+    contexts = [torch.frombuffer(bytearray(values), dtype=torch.float32) for values in done.contexts]
+    return ForwardResult(done.tokens, done.started_ns, done.ended_ns, contexts)
 
 
 def _as_sent(stream: SampleStream) -> SampleStream:

@@ -21,7 +21,6 @@ from engine.workers.messages import (
     FAILED,
     OTHERS_GONE,
     WELL,
-    Done,
     Failed,
     Forward,
     Load,
@@ -31,6 +30,7 @@ from engine.workers.messages import (
     Serve,
     Stop,
     as_batch,
+    as_done,
 )
 
 log = logging.getLogger(__name__)
@@ -71,6 +71,7 @@ class Rank:
         self._collective = None if self._shard.is_whole else GlooCollective(load.port, self._shard, load.silence_s)
         head = load.head and self._shard.is_main
         self._loaded = load_model(Path(load.model), load.dtype, head, self._shard)
+        self._context = self._loaded.context(load.context)
         self._runner: ModelRunner | None = None
 
     def open(self, serve: Serve, fd: int) -> None:
@@ -82,14 +83,14 @@ class Rank:
         memory.close()
         if self._collective:
             self._collective.join()
-        self._runner = cpu_runner(self._loaded, pool, word, self._collective)
+        self._runner = cpu_runner(self._loaded, pool, word, self._collective, self._context)
 
     def run(self, forward: Forward, channel: Channel[Order]) -> None:
         """The main rank reports. Raises whatever the model raises: the ranks are then out of step."""
         assert self._runner, "it was opened"
         result = self._runner.launch(as_batch(forward)).result()
         if self._shard.is_main:
-            channel.send(Done(result.tokens, result.started_ns, result.ended_ns))
+            channel.send(as_done(result))
 
 
 def _failed(channel: Channel[Order], reason: str) -> int:

@@ -19,8 +19,8 @@ class CorruptingEngine:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
 
-    def register(self, address: int, length: int) -> MemoryRegion:
-        self._region = self._inner.register(address, length)
+    def register(self, address: int, length: int, device: int | None = None) -> MemoryRegion:
+        self._region = self._inner.register(address, length, device)
         return self._region
 
     def progress(self, timeout: float) -> list[Event]:

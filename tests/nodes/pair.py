@@ -13,8 +13,10 @@ from engine.build import build_engines
 from engine.config import ContinuousBatchingConfig, SchedulerType
 from engine.engine import Engine
 from engine.options import EngineOptions
-from fabric.api import MemoryRegion, TransferEngine
+from fabric.api import TransferEngine
+from kv_messenger.memory import EngineMemory, register
 from prefill_node.node import PrefillNode
+from protocol.context import ContextName
 from protocol.curve import ClusterKey, new_cluster_key
 from protocol.digest import served_model
 from protocol.gates import Gates
@@ -38,6 +40,7 @@ class Shape:
     decode_blocks: int | None = None
     tp: int = 1
     dp: int = 1
+    context: tuple[ContextName, ...] = ()
 
     def options(self, model: Path, blocks: int, scheduler: SchedulerType = "fifo") -> EngineOptions:
         batching = ContinuousBatchingConfig(
@@ -48,7 +51,7 @@ class Shape:
             scheduler_type=scheduler,
             debug_pages=True,
         )
-        return EngineOptions(model=model, batching=batching, threads=1, tp=self.tp)
+        return EngineOptions(model=model, batching=batching, threads=1, tp=self.tp, context=self.context)
 
 
 class Cluster:
@@ -89,9 +92,9 @@ class Cluster:
         model = model or self.model
         shape = self.shapes[name] = shape or self.shape
         options = shape.options(model, shape.num_blocks, "prefill_first")
-        engines, fabric, regions = self._build(name, options, shape.dp, head=False)
+        engines, fabric, memory = self._build(name, options, shape.dp, head=False)
         node = PrefillNode(
-            self._member(name), self._key, served_model(model), engines, fabric, regions, self._gate(name),
+            self._member(name), self._key, served_model(model), engines, fabric, memory, self._gate(name),
             debug_pages=True,
         )  # fmt: skip
         node.start()
@@ -103,9 +106,9 @@ class Cluster:
         name = f"decode-{len(self.decode)}"
         shape = self.shapes[name] = shape or self.shape
         options = shape.options(self.model, shape.decode_blocks or shape.num_blocks)
-        engines, fabric, regions = self._build(name, options, shape.dp, head=True)
+        engines, fabric, memory = self._build(name, options, shape.dp, head=True)
         node = DecodeNode(
-            self._member(name), self._key, served_model(self.model), engines, fabric, regions, self._gate(name),
+            self._member(name), self._key, served_model(self.model), engines, fabric, memory, self._gate(name),
             local_prefill=local, debug_pages=True,
         )  # fmt: skip
         node.start()
@@ -130,11 +133,11 @@ class Cluster:
 
     def _build(
         self, name: str, options: EngineOptions, dp: int, head: bool
-    ) -> tuple[list[Engine], TransferEngine, list[list[MemoryRegion]]]:
-        """Engines, a fabric, and the engines' pools registered with it."""
+    ) -> tuple[list[Engine], TransferEngine, list[EngineMemory]]:
+        """Engines, a fabric, and what of the engines is registered with it."""
         engines = self.engines[name] = build_engines(options, head, dp)
         fabric = self.fabrics[name] = self._open_fabric(name)
-        return engines, fabric, [[fabric.register(p.address, p.bytes) for p in engine.pools] for engine in engines]
+        return engines, fabric, [register(fabric, engine.pools, engine.context_memory) for engine in engines]
 
     def _gate(self, name: str) -> Gates:
         return Gates(str(self._gates / name) if self._gates else None)
