@@ -29,6 +29,7 @@ from kv_messenger.receiver import Receiver
 from kv_messenger.targets import Target
 from protocol import PROTOCOL_VERSION
 from protocol.channel import ControlThread
+from protocol.counts import added
 from protocol.curve import ClusterKey
 from protocol.digest import ServedModel, compatibility_digest
 from protocol.gates import Gates
@@ -44,7 +45,7 @@ from protocol.messages import (
     RequestEnded,
     Role,
 )
-from protocol.node_pages import NodeView, added, node_pages
+from protocol.node_pages import NodeView, node_pages
 from protocol.router_link import RouterLink
 from protocol.status_http import StatusServer
 from protocol.ticket import TransferKey

@@ -7,8 +7,8 @@ from typing import Any
 from engine.counters import EngineCounters
 from engine.engine import Engine
 from engine.prefix_cache import PrefixCounters
+from protocol.counts import added
 from protocol.layout import KVLayout
-from protocol.node_pages import added
 
 
 class DataParallelEngines:

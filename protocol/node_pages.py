@@ -1,18 +1,13 @@
 """The four pages that every node shows, from plain functions of its state."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, is_dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from dataclasses import asdict, dataclass, is_dataclass
+from typing import Any
 
 import prometheus_client
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from protocol.status_http import Page, json_page
-
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
-
-Counts = TypeVar("Counts", bound="DataclassInstance")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +29,6 @@ def node_pages(view: NodeView) -> dict[str, Callable[[], Page]]:
         "/metrics": lambda: _metrics(view),
         "/debug/pages": lambda: json_page(list(view.pages())),
     }
-
-
-def added(counts: Sequence[Counts]) -> Counts:
-    """The counts of several parts, at least one, field by field."""
-    kind = type(counts[0])
-    return kind(**{each.name: sum(getattr(one, each.name) for one in counts) for each in fields(kind)})
 
 
 def _verdict(reason: str | None) -> Page:
