@@ -15,8 +15,8 @@ PROMPT = "the prompt of which several continuations are wanted; " * 2
 TOKENS = 12
 N = 3
 LAYERS = 3
-DRAWN = {"temperature": 1, "seed": 7, "ignore_eos": True}
-GREEDY = {"temperature": 0}
+DRAWN: dict[str, Any] = {"temperature": 1, "seed": 7, "ignore_eos": True}
+GREEDY: dict[str, Any] = {"temperature": 0}
 
 
 def ask(cluster: ProcessCluster, prompt: str = PROMPT, **fields: Any) -> Exchange:
