@@ -25,10 +25,7 @@ class Choices:
     def __init__(self, n: int, output: Callable[[], TextOutput]) -> None:
         self._outputs = [output() for _ in range(n)]
         self._living = set(range(n))
-
-    @property
-    def tokens(self) -> int:
-        return sum(output.tokens for output in self._outputs)
+        self.tokens = 0
 
     @property
     def over(self) -> bool:
@@ -40,7 +37,9 @@ class Choices:
         if choice not in self._living:
             return Progress(choice)
         output = self._outputs[choice]
+        before = output.tokens
         text = output.feed(said.ids) if isinstance(said, Tokens) else output.finish()
+        self.tokens += output.tokens - before
         finish_reason = _finish_reason(said, output)
         if finish_reason:
             self._living.discard(choice)
