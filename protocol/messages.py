@@ -203,10 +203,12 @@ class Ledger(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
 class RequestEnded(Message, frozen=True):
     """The one terminal message of a request, after its last TokenDelta. `reason`: of the choice that ended last, or of
-    all that had not, where the request failed or was cancelled as a whole. `failure` with reason ERROR only."""
+    all that had not, where the request failed or was cancelled as a whole. `tokens`: how many were sent of all choices:
+    a link that breaks may lose the last of them. `failure` with reason ERROR only."""
 
     request: Name
     reason: FinishReason
+    tokens: Count
     failure: Failure | None
     ledger: Ledger
 

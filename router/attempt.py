@@ -15,7 +15,7 @@ FromAttempt = FromNode | Failure
 class Attempt:
     """`inbox` holds at most the tokens that the request may generate. `over`: nothing more will come. The members are
     those that it was counted on: one that was lost and came back under the same instance is another. `tokens`: how many
-    came of each choice that the node has not ended. `stopped`: choices of which we want no more."""
+    came of each choice that the node has not ended. `received`: of all. `stopped`: choices of which we want no more."""
 
     request: str
     decode: Member
@@ -23,6 +23,7 @@ class Attempt:
     tokens: dict[int, int]
     inbox: asyncio.Queue[FromAttempt] = field(default_factory=asyncio.Queue)
     stopped: set[int] = field(default_factory=set)
+    received: int = 0
     over: bool = False
 
     def take(self, message: FromNode) -> None:
@@ -43,8 +44,7 @@ class Attempt:
     def _doubt(self, message: FromNode) -> str | None:
         """Why this cannot be the node's next word, or None."""
         if isinstance(message, RequestEnded):
-            whole = message.reason in (FinishReason.CANCELLED, FinishReason.ERROR)
-            return None if whole or len(self.tokens) == 1 else f"it ended before {len(self.tokens)} of its choices did"
+            return self._doubt_end(message)
         if message.choice not in self.tokens:
             return f"choice {message.choice} has ended or was not asked for"
         if isinstance(message, TokenDelta):
@@ -53,9 +53,17 @@ class Attempt:
         cancelled = message.reason is FinishReason.CANCELLED and message.choice not in self.stopped
         return f"choice {message.choice} ended of itself" if cancelled or message.reason is FinishReason.ERROR else None
 
+    def _doubt_end(self, message: RequestEnded) -> str | None:
+        if message.reason in (FinishReason.CANCELLED, FinishReason.ERROR):
+            return None
+        if len(self.tokens) != 1:
+            return f"it ended before {len(self.tokens)} of its choices did"
+        return None if message.tokens == self.received else f"{self.received} of {message.tokens} tokens came"
+
     def _note(self, message: FromNode) -> None:
         if isinstance(message, TokenDelta):
             self.tokens[message.choice] += len(message.tokens)
+            self.received += len(message.tokens)
         elif isinstance(message, ChoiceEnded):
             del self.tokens[message.choice]
         else:

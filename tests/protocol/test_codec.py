@@ -81,7 +81,9 @@ EXAMPLES: list[tuple[Any, msgspec.Struct]] = [
     (ToNode, Abort(request="r", choice=2)),
     (
         FromNode,
-        RequestEnded(request="r", reason=FinishReason.STOP, failure=None, ledger=Ledger(decode_node="decode-0")),
+        RequestEnded(
+            request="r", reason=FinishReason.STOP, tokens=3, failure=None, ledger=Ledger(decode_node="decode-0")
+        ),
     ),
     (
         ToNode,

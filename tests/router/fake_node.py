@@ -3,7 +3,7 @@
 import os
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import Any, Self
@@ -129,6 +129,7 @@ class FakeNode:
         self._key = key
         self._change = threading.Condition()
         self._outbox: deque[bytes] = deque()
+        self._said: Counter[str] = Counter()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK)
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name=f"fake-{status.name}", daemon=True)
@@ -150,6 +151,8 @@ class FakeNode:
         os.close(self._wake)
 
     def say(self, message: msgspec.Struct) -> None:
+        if isinstance(message, TokenDelta):
+            self._said[message.request] += len(message.tokens)
         self.say_bytes(encode(message))
 
     def say_bytes(self, frame: bytes) -> None:
@@ -163,7 +166,8 @@ class FakeNode:
 
     def end(self, request: DecodeRequest, reason: FinishReason, failure: Failure | None = None) -> None:
         ledger = Ledger(decode_node=self.status.name, provider="net", queue_s=0.001, writes=7)
-        self.say(RequestEnded(request=request.request, reason=reason, failure=failure, ledger=ledger))
+        said = self._said[request.request]
+        self.say(RequestEnded(request=request.request, reason=reason, tokens=said, failure=failure, ledger=ledger))
 
     def wait_for(self, found: Callable[[Self], bool]) -> bool:
         """Whether `found` became true of what this node has seen, within the deadline."""

@@ -7,7 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import httpx
 import pytest
 
-from protocol.messages import DecodeRequest, FailureCode, FinishReason, TokenDelta
+from protocol.messages import DecodeRequest, FailureCode, FinishReason, Ledger, RequestEnded, TokenDelta
 from tests.router.conftest import REPLY, end_token
 from tests.router.fake_node import FakeNode, answer, refuse, stall, tokens_then_nothing
 from tests.router.running_router import RunningRouter
@@ -148,6 +148,22 @@ def test_a_gap_in_the_tokens_fails_the_attempt_rather_than_the_text(router: Runn
 
     node = router.node(skip_one)
     assert router.http.post("/v1/completions", json=BODY).status_code == 500
+    assert node.was_asked()
+
+
+def test_a_last_token_that_got_lost_fails_the_attempt_rather_than_the_text(router: RunningRouter) -> None:
+    """A link that broke in between may have lost any message but the last."""
+
+    def lose_one(node: FakeNode, request: DecodeRequest) -> None:
+        node.say(TokenDelta(request=request.request, index=0, tokens=[50]))
+        ledger = Ledger(decode_node="decode")
+        node.say(
+            RequestEnded(request=request.request, reason=FinishReason.LENGTH, tokens=2, failure=None, ledger=ledger)
+        )
+
+    node = router.node(lose_one)
+    response = router.http.post("/v1/completions", json=BODY)
+    assert response.status_code == 500 and "1 of 2 tokens came" in response.json()["error"]["message"]
     assert node.was_asked()
 
 

@@ -119,10 +119,12 @@ class SimulatedRouter:
 
     def _ended(self, request: ClientRequest, message: RequestEnded) -> None:
         if message.reason in (FinishReason.STOP, FinishReason.LENGTH):
-            if request.tokens == request.submission.new_tokens:
-                request.end(message.reason)
-            else:
+            if request.tokens != message.tokens:
                 self._failed(request, Failure(FailureCode.INTERNAL, "tokens are missing"))
+                return
+            if request.tokens != request.submission.new_tokens:
+                raise Violation(f"{request.key} got {request.tokens} tokens of {request.submission.new_tokens}")
+            request.end(message.reason)
         elif message.reason is FinishReason.CANCELLED:
             self._failed(request, LOST)
         else:
