@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine.config import DEFAULT_MARGINS, EVICTION_POLICIES, ContinuousBatchingConfig, SchedulerType
-from protocol.context import ContextName
+from protocol.context import ContextName, context_names
 from protocol.layout import ITEM_SIZES, MAX_RANKS, DType
 
 MAX_ENGINES = 64
@@ -56,7 +56,8 @@ def add_engine_options(parser: argparse.ArgumentParser, alone: bool = False) -> 
             default=1,
             help="engines of this node, each for requests of its own (default: %(default)s)",
         )
-    parser.set_defaults(device="cpu", dtype="float32")
+        _add_context_option(group)
+    parser.set_defaults(device="cpu", dtype="float32", context=())
     _add_cache_options(group)
     _add_scheduling_options(group, alone)
     checks = "check the poison when they are taken again" if alone else "compare page checksums on arrival"
@@ -68,6 +69,17 @@ def add_device_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("device")
     group.add_argument("--device", default="cpu", choices=("cpu", "cuda"), help="default: %(default)s")
     group.add_argument("--dtype", default="float32", choices=tuple(ITEM_SIZES), help="default: %(default)s")
+
+
+def _add_context_option(group: "argparse._ArgumentGroup") -> None:
+    group.add_argument(
+        "--context",
+        type=_context,
+        metavar="PARTS",
+        help="keep of each prompt what the model made of the position before its last token: hidden (states, the last"
+        " norm applied), logits or hidden,logits, in float32. A prefill node must keep what any of its decode nodes"
+        " does, and sends it along (default: nothing)",
+    )
 
 
 def _add_cache_options(group: "argparse._ArgumentGroup") -> None:
@@ -147,6 +159,7 @@ def engine_options_from(
             device=arguments.device,
             dtype=arguments.dtype,
             tp=arguments.tp,
+            context=arguments.context,
         )
     except ValueError as error:
         parser.error(str(error))
@@ -157,6 +170,13 @@ def _engine_count(text: str) -> int:
     if not 1 <= number <= MAX_ENGINES:
         raise argparse.ArgumentTypeError(f"a node has 1 to {MAX_ENGINES} engines, not {number}")
     return number
+
+
+def _context(text: str) -> tuple[ContextName, ...]:
+    try:
+        return context_names(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _count_or_auto(text: str) -> int | None:

@@ -1,4 +1,4 @@
-"""Greedy tokens from transformers' own `generate`: none of our code is asked."""
+"""Greedy tokens, and contexts, from transformers' own `generate` and forward: none of our code is asked."""
 
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,12 @@ class Oracle:
     def __init__(self, folder: Path) -> None:
         self._model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
         self._known: dict[tuple[int, ...], list[int]] = {}
+
+    def context(self, prompt: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Of the position before the last token: hidden states behind the last norm, and logits."""
+        with torch.inference_mode():
+            out = self._model(torch.tensor([prompt]), output_hidden_states=True)
+        return out.hidden_states[-1][0, -2], out.logits[0, -2]
 
     def greedy(self, prompt: list[int], max_new_tokens: int) -> list[int]:
         """Generated tokens, the end token included if one was reached."""

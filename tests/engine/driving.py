@@ -13,6 +13,7 @@ from engine.engine import Engine
 from engine.models.loading import load_model
 from engine.outputs import Ended, PrefillChunk, StepOutput
 from engine.request import Request
+from protocol.context import ContextName
 from protocol.sampling import SamplingParams
 
 MAX_STEPS = 2000
@@ -27,6 +28,7 @@ def model_engine(
     safety_margin: float = 0.0,
     head: bool = True,
     sharing: bool = False,
+    context: Sequence[ContextName] = (),
     **settings: Any,
 ) -> Engine:
     """An engine with a real model; free pages are poisoned."""
@@ -40,7 +42,8 @@ def model_engine(
         debug_pages=True,
         **settings,
     )
-    return assemble(load_model(directory, head=head), config)
+    loaded = load_model(directory, head=head)
+    return assemble(loaded, config, context=loaded.context(context))
 
 
 def greedy_request(request_id: str, prompt: list[int], count: int) -> Request:

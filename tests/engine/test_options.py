@@ -24,6 +24,14 @@ def test_the_settings_arrive_where_they_belong() -> None:
     assert not batching.debug_pages
 
 
+def test_contexts_are_kept_where_they_are_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    assert parse().context == ()
+    assert parse("--context", "logits,hidden").context == ("hidden", "logits")
+    with pytest.raises(SystemExit):
+        parse("--context", "states")
+    assert "choose from hidden, logits" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     "wrong", [("--page-size", "3"), ("--num-blocks", "0"), ("--threads", "0"), ("--tp", "0"), ("--dp", "0")]
 )

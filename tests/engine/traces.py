@@ -4,11 +4,14 @@ A trace is one string per case: steps separated by ` / `, requests by spaces, `A
 """
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
+
+import torch
 
 from engine.cache_pool import CachePool
 from engine.config import ContinuousBatchingConfig
+from engine.contexts import ContextSlots
 from engine.engine import Engine, EngineParts
 from engine.forward_batch import ForwardBatch
 from engine.geometry import AttentionType, CacheGeometry, LayerGroup, full_geometry
@@ -16,6 +19,7 @@ from engine.limits import Limits
 from engine.progress import ProgressWord
 from engine.request import Request
 from engine.runner import ForwardResult, SampledToken
+from protocol.context import ContextLayout, ContextPart
 from protocol.layout import full_layout
 from protocol.sampling import SamplingParams
 from tests.engine.driving import MAX_STEPS, Gathered, assert_at_rest, prefill_request
@@ -34,6 +38,14 @@ TOKEN = 1
 
 Emit = Callable[[str, int], int]
 """request id, position of the new token -> the token"""
+
+
+FAKE_CONTEXT = ContextLayout((ContextPart("hidden", 8),))
+
+
+def context_at(position: int, tokens: Sequence[int]) -> torch.Tensor:
+    """Says which position it is of, and how many tokens the row had that it comes from."""
+    return torch.tensor([float(position), float(len(tokens))])
 
 
 class FakeForward:
@@ -69,7 +81,8 @@ class FakeRunner:
         tokens: list[SampledToken | str] = [
             SampledToken(self._emit(row.request_id, row.end)) for row in batch.rows if row.sample
         ]
-        return FakeForward(ForwardResult(tokens, started, time.monotonic_ns()))
+        contexts = [context_at(row.start + row.context, row.tokens) for row in batch.rows if row.context >= 0]
+        return FakeForward(ForwardResult(tokens, started, time.monotonic_ns(), contexts))
 
     def close(self) -> None: ...
 
@@ -89,6 +102,7 @@ class Harness:
         sharing: bool = False,
         host_blocks: int = 0,
         asynchronous: bool = False,
+        context_slots: int = 0,
         **config: Any,
     ) -> None:
         config = {"max_requests_per_batch": min(64, tokens), "debug_pages": True, **config}
@@ -106,7 +120,8 @@ class Harness:
         pool = CachePool(geometry, geometry.chunks_for(num_blocks), self.config.debug_pages)
         host = CachePool(geometry, geometry.chunks_for(host_blocks), reserved=0) if host_blocks else None
         limits = Limits(VOCAB, max_positions, pool.geometry.max_tokens(pool.num_chunks), frozenset(eos))
-        parts = EngineParts(pool, self.runner, progress, limits, host, asynchronous)
+        slots = ContextSlots(FAKE_CONTEXT, context_slots, debug=True) if context_slots else None
+        parts = EngineParts(pool, self.runner, progress, limits, host, asynchronous, contexts=slots)
         self.engine = Engine(self.config, parts)
         self.gathered = Gathered()
         self.requests: dict[str, Request] = {}
