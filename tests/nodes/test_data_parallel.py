@@ -13,6 +13,7 @@ from tests.nodes.test_tokens import expect_oracle, prompt_of
 from tests.oracle import Oracle
 
 
+@pytest.mark.timeout(300)  # of a loaded machine: workers start anew
 def test_two_ranks_prefill_for_two_engines(tiny_model: Path, oracle: Oracle, seed: int) -> None:
     """TP on the prefill side, two engines with requests of their own on the decode side. One node beside each, to have
     met prompts that the other has not."""
