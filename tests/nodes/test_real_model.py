@@ -15,11 +15,11 @@ from tests.nodes.pair import Cluster, Shape
 from tests.oracle import Oracle
 
 NEW_TOKENS = 6
-PAGE, CHUNK = 64, 128
+PAGE, CHUNK = 32, 64
 LAYERS = 30
 PAGE_BYTES = 3 * 2 * PAGE * 64 * 4
 """3 KV heads of 64 in float32, K and V."""
-SHAPE = Shape(page_size=PAGE, num_blocks=48, max_batch_tokens=CHUNK)
+SHAPE = Shape(page_size=PAGE, num_blocks=64, max_batch_tokens=CHUNK)
 
 QUESTIONS = [
     "Hi",
