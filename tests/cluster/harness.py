@@ -155,7 +155,7 @@ class ProcessCluster:
         """As the router sees them. A killed node stays until its heartbeats are missed."""
         return list(self.http.get("/v1/cluster").raise_for_status().json())
 
-    def wait_ready(self, *names: str) -> None:
+    def wait_ready(self, *names: str, seconds: float = DEADLINE_S) -> None:
         """Until the router uses the current process of each."""
 
         def ready() -> bool:
@@ -165,7 +165,7 @@ class ProcessCluster:
             usable = {member["instance"] for member in self.members() if member["ready"]}
             return all(self.nodes[name].instance in usable for name in names)
 
-        eventually(ready, f"{names} are ready")
+        eventually(ready, f"{names} are ready", seconds)
 
     def wait_forgotten(self, *names: str) -> None:
         """Until the router has missed enough heartbeats of these."""
