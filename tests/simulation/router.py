@@ -1,6 +1,7 @@
 """Clients and the router between them and the nodes: the real membership and policy, and the rules of `router.run`
 without its coroutines."""
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 from protocol.channel import Link
 from protocol.messages import (
     Abort,
+    ChoiceEnded,
     DecodeRequest,
     Failure,
     FailureCode,
@@ -38,14 +40,16 @@ LEFT = "the client left"
 
 @dataclass
 class ClientRequest:
-    """`outcome`: how it ended, once: its reason, its failure, or that the client left. `decode`: where it runs."""
+    """`outcome`: how it ended, once: its reason, its failure, or that the client left. `decode`: where it runs.
+    `tokens`, `over`: of its choices, how many came of each there, and which have ended or were stopped."""
 
     key: str
     submission: Submission
     deadline: float
     outcome: FinishReason | Failure | str | None = None
     decode: Member | None = None
-    tokens: int = 0
+    tokens: Counter[int] = field(default_factory=Counter)
+    over: set[int] = field(default_factory=set)
     shown: bool = False
     tried: set[str] = field(default_factory=set)
 
@@ -100,30 +104,45 @@ class SimulatedRouter:
                 self._each(lost, self._on_lost)
                 self._send(message.instance, StatusAck(router_instance=self.process.name, refusal=refusal))
                 self._start_waiting()
-            case TokenDelta() | RequestEnded():
+            case TokenDelta() | ChoiceEnded() | RequestEnded():
                 request = self._requests.get(message.request)
                 if request is not None and request.decode is not None and request.decode.instance == sender.decode():
                     self._said(request, message)
                 elif isinstance(message, TokenDelta):
                     self._send(sender.decode(), Abort(request=message.request))
 
-    def _said(self, request: ClientRequest, message: TokenDelta | RequestEnded) -> None:
-        if isinstance(message, RequestEnded):
-            self._ended(request, message)
-        elif message.index != request.tokens:  # one was lost on the way
+    def _said(self, request: ClientRequest, message: TokenDelta | ChoiceEnded | RequestEnded) -> None:
+        match message:
+            case RequestEnded():
+                self._ended(request, message)
+            case ChoiceEnded():
+                self._over(request, message.choice)
+            case _ if message.index != request.tokens[message.choice]:  # one was lost on the way
+                self._abort(request)
+                self._failed(request, Failure(FailureCode.INTERNAL, "a token is missing"))
+            case _:
+                request.tokens[message.choice] += len(message.tokens)
+                request.shown = True
+                if message.choice == request.submission.stops and message.choice not in request.over:
+                    self._abort(request, message.choice)
+                    self._over(request, message.choice)
+
+    def _over(self, request: ClientRequest, choice: int) -> None:
+        """The last one to be over is the end of the request, whatever the node still says."""
+        request.over.add(choice)
+        if len(request.over) == request.submission.n:
             self._abort(request)
-            self._failed(request, Failure(FailureCode.INTERNAL, "a token is missing"))
-        else:
-            request.tokens += len(message.tokens)
-            request.shown = True
+            request.end(FinishReason.LENGTH)
 
     def _ended(self, request: ClientRequest, message: RequestEnded) -> None:
+        submission = request.submission
         if message.reason in (FinishReason.STOP, FinishReason.LENGTH):
-            if request.tokens != message.tokens:
-                self._failed(request, Failure(FailureCode.INTERNAL, "tokens are missing"))
+            if request.tokens.total() != message.tokens or len(request.over) != submission.n - 1:
+                self._failed(request, Failure(FailureCode.INTERNAL, "tokens or ends are missing"))
                 return
-            if request.tokens != request.submission.new_tokens:
-                raise Violation(f"{request.key} got {request.tokens} tokens of {request.submission.new_tokens}")
+            whole = [request.tokens[choice] for choice in range(submission.n) if choice != submission.stops]
+            if set(whole) != {submission.new_tokens}:
+                raise Violation(f"{request.key} got {whole} tokens of {submission.new_tokens}")
             request.end(message.reason)
         elif message.reason is FinishReason.CANCELLED:
             self._failed(request, LOST)
@@ -162,7 +181,9 @@ class SimulatedRouter:
             ranking = rank_prefills(prefills, decode)
             self._around.schedule.random.shuffle(ranking)
             if self._send(decode.instance, self._message(request, ranking)):
-                request.decode, request.tokens = decode, 0
+                request.decode = decode
+                request.tokens.clear()
+                request.over.clear()
                 request.tried.add(decode.instance)
                 return True
         return False
@@ -171,10 +192,11 @@ class SimulatedRouter:
         return DecodeRequest(
             request=request.key,
             public_id=request.key,
-            prompt=[7] * request.submission.tokens,
+            prompt=[request.submission.family] * request.submission.tokens,
             sampling=SamplingParams(max_new_tokens=request.submission.new_tokens),
             deadline_s=max(0.0, request.deadline - self._around.schedule.now),
             prefills=[address(prefill) for prefill in ranking],
+            n=request.submission.n,
         )
 
     def _failed(self, request: ClientRequest, failure: Failure) -> None:
@@ -184,9 +206,9 @@ class SimulatedRouter:
         if not (again and self._start(request)):
             request.end(failure)
 
-    def _abort(self, request: ClientRequest) -> None:
+    def _abort(self, request: ClientRequest, choice: int | None = None) -> None:
         if request.decode is not None:
-            self._send(request.decode.instance, Abort(request=request.key))
+            self._send(request.decode.instance, Abort(request=request.key, choice=choice))
 
     def _send(self, instance: str, message: Any) -> bool:
         return self._control.send_now(self._link, message, instance.encode())

@@ -36,6 +36,7 @@ class FaultKind(Enum):
     FAIL_FORWARD = "fail forward"
     HOLD_GATE = "hold gate"
     NEW_ROUTER = "new router"
+    PAUSE_ROUTER = "pause router"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +52,18 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """A client's request. `abort_at`: when it leaves, after `at`; None: it stays."""
+    """A client's request. `abort_at`: when it leaves, after `at`; None: it stays. `n`: choices; after its first token
+    the router stops choice `stops`, as a stop string would have it."""
 
     at: float
     tokens: int
+    family: int
+    """Prompts of one family begin alike, as far as both go."""
     new_tokens: int
     deadline_s: float
     abort_at: float | None
+    n: int
+    stops: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +100,10 @@ class Script:
     chunk_tokens: int
     small_prefill: bool
     """The first prefill node is too small for long prompts, and says so."""
+    shared: tuple[bool, bool]
+    """Whether prefill and decode nodes keep prefixes for later hits."""
+    debug: bool
+    """Checksums are compared before a request goes on."""
     fence_needs_dead_peer: bool
     manners: Manners
     submissions: tuple[Submission, ...]
@@ -109,7 +119,8 @@ def draw(seed: int) -> Script:
     profile = rng.choice([Profile.CALM, Profile.FAILOVER, Profile.CHAOS, Profile.CHAOS])
     prefills = 2 if profile is Profile.FAILOVER else rng.choice([1, 2])
     decodes = rng.choice([1, 1, 2])
-    submissions = tuple(_submission(rng, profile) for _ in range(rng.randint(2, 5)))
+    choices = Random(f"choices {seed}")
+    submissions = tuple(_submission(rng, profile, choices) for _ in range(rng.randint(2, 5)))
     return Script(
         seed=seed,
         profile=profile,
@@ -119,6 +130,8 @@ def draw(seed: int) -> Script:
         decode_blocks=64 if profile is Profile.FAILOVER else rng.choice([8, 16, 24]),
         chunk_tokens=rng.choice([2, 4, 16]),
         small_prefill=prefills == 2 and profile is Profile.CALM and rng.random() < 0.3,
+        shared=(rng.random() < 0.4, rng.random() < 0.3),
+        debug=rng.random() < 0.15,
         fence_needs_dead_peer=rng.random() < 0.4,
         manners=_manners(rng, profile),
         submissions=submissions,
@@ -126,15 +139,19 @@ def draw(seed: int) -> Script:
     )
 
 
-def _submission(rng: Random, profile: Profile) -> Submission:
+def _submission(rng: Random, profile: Profile, choices: Random) -> Submission:
+    n = choices.choice([1, 1, 2, 3])
     at = rng.random() * rng.choice([0.01, 0.1, 0.5])
     leaves = rng.random() < 0.25
     return Submission(
         at=at,
         tokens=rng.choice([1, rng.randint(2, 8), rng.randint(4, 14)]),
+        family=rng.randrange(2),
         new_tokens=rng.randint(1, 3),
         deadline_s=rng.choice([0.5, 3.0, 20.0]) if profile is Profile.CHAOS else 60.0,
         abort_at=at + rng.random() * rng.choice([0.02, 0.2, 5.0]) if leaves else None,
+        n=n,
+        stops=choices.randrange(n) if n > 1 and choices.random() < 0.5 else None,
     )
 
 
