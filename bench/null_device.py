@@ -10,7 +10,7 @@ from engine.forward_batch import ForwardBatch
 from engine.geometry import full_geometry
 from engine.limits import Limits
 from engine.progress import ProgressWord
-from engine.runner import ForwardResult, SampledToken
+from engine.runner import ForwardResult, Runner, SampledToken
 from protocol.layout import full_layout
 from protocol.sampling import SamplingParams
 
@@ -30,9 +30,7 @@ class NullForward:
         return self._result
 
 
-class NullDevice:
-    """Satisfies Runner."""
-
+class NullDevice(Runner):
     def launch(self, batch: ForwardBatch) -> NullForward:
         now = monotonic_ns()
         tokens: list[SampledToken | str] = [SampledToken(TOKEN)] * batch.num_samples

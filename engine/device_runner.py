@@ -27,7 +27,7 @@ from engine.models.base import run_for
 from engine.models.binding import BoundModel
 from engine.padding import GraphKey, Padding, is_decode
 from engine.prepared_forward import PreparedForward, Samples, prepare_forward
-from engine.runner import ForwardResult
+from engine.runner import ForwardResult, Runner
 from engine.sampler import plan_samples, read_report
 from engine.streams import Mark, Streams
 from protocol.context import NO_CONTEXT, ContextLayout
@@ -120,7 +120,7 @@ class _Side:
         """Kept while the device may read it: memory of a stream is used again as soon as nobody holds it."""
 
 
-class DeviceRunner:
+class DeviceRunner(Runner):
     """`planners`: one for each pair; two make it asynchronous. `end_tokens`: the model's own. `resources`: what the
     forwards work on, closed behind the last of them. `context`: see ModelRunner.
 

@@ -31,7 +31,6 @@ from engine.room import RoomMaker
 from engine.runner import Runner
 from engine.scheduler import SCHEDULERS
 from engine.stepping import Stepping
-from engine.workers.group import WorkerGroup
 from protocol.layout import KVLayout
 from protocol.messages import FinishReason
 
@@ -43,8 +42,7 @@ class EngineParts:
     """What an engine is put together from (see `build`). `host_pool`: memory for the KV of requests that had to make
     room; None: they are computed anew. `asynchronous`: schedule the next forward while one runs. `namespace`: whatever
     changes KV besides the tokens; goes into the hashes of cached prefixes. `kv_heads`: of the whole model, where the
-    pool's ranks each hold a part of them; None: the pool's. `workers`: processes that the engine cannot do without.
-    `contexts`: slots, where the runner hands over contexts."""
+    pool's ranks each hold a part of them; None: the pool's. `contexts`: slots, where the runner hands over contexts."""
 
     pool: CachePool
     runner: Runner
@@ -54,7 +52,6 @@ class EngineParts:
     asynchronous: bool = False
     namespace: str = ""
     kv_heads: int | None = None
-    workers: WorkerGroup | None = None
     contexts: ContextSlots | None = None
 
 
@@ -84,7 +81,6 @@ class Engine:
         self.counters = EngineCounters()
         self.prefix = _prefix_cache(config, parts)
         self._runner = parts.runner
-        self._workers = parts.workers
         self._kv_heads = parts.kv_heads
         self._asynchronous = parts.asynchronous
         self._cache = CacheManager(parts.pool, self.prefix, contexts=parts.contexts)
@@ -120,8 +116,7 @@ class Engine:
     def when_lost(self, call: Callable[[DeviceLost], None]) -> None:
         """Called once, from any thread, if a process that the engine is made of ends or hangs: every step raises that
         error from then on. Replaces the one before."""
-        if self._workers:
-            self._workers.when_lost(call)
+        self._runner.when_lost(call)
 
     @property
     def listener(self) -> EngineListener | None:
@@ -153,11 +148,6 @@ class Engine:
     @property
     def context_slots_free(self) -> int:
         return self._cache.contexts.free if self._cache.contexts else 0
-
-    @property
-    def worker_pids(self) -> list[int]:
-        """Processes of the ranks that are not this one's, in order of rank."""
-        return self._workers.pids if self._workers else []
 
     @property
     def max_context(self) -> int:

@@ -15,7 +15,7 @@ from engine.futures import settled
 from engine.models.base import ServedModel, run_for
 from engine.padding import Padding
 from engine.prepared_forward import PreparedForward, Samples, prepare_forward
-from engine.runner import ForwardResult
+from engine.runner import ForwardResult, Runner
 from engine.sampler import sample_tokens
 from protocol.context import NO_CONTEXT, ContextLayout
 
@@ -28,7 +28,7 @@ class PlannedForward:
     plan: Any
 
 
-class ModelRunner:
+class ModelRunner(Runner):
     """The synchronous runner: a forward has run when `launch` returns. A model without a head takes only batches that
     want no samples.
 

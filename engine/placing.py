@@ -17,7 +17,6 @@ from engine.progress import ProgressWord
 from engine.runner import Runner
 from engine.sizing import MemoryBudget, MemoryUse, choose_chunks, default_memory_share, gib, offload_chunks
 from engine.threaded_runner import ThreadedRunner
-from engine.workers.group import WorkerGroup
 from protocol.context import NO_CONTEXT, ContextLayout
 
 log = logging.getLogger(__name__)
@@ -27,14 +26,12 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class Placed:
-    """What depends on the devices: the pool, what runs there, whether forwards overlap. `workers`: the processes of
-    devices beyond this one's."""
+    """What depends on the devices: the pool, what runs there, whether forwards overlap."""
 
     pool: CachePool
     progress: ProgressWord
     runner: Runner
     asynchronous: bool
-    workers: WorkerGroup | None = None
 
 
 def count_chunks(use: MemoryUse, config: ContinuousBatchingConfig, device: torch.device, sharers: int = 1) -> int:
@@ -65,7 +62,6 @@ def engine_of(
         asynchronous=placed.asynchronous,
         namespace=loaded.dtype,
         kv_heads=loaded.model_kv_heads,
-        workers=placed.workers,
         contexts=ContextSlots(context, config.request_cap, config.debug_pages) if context.parts else None,
     )
     return Engine(config, parts)

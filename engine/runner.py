@@ -1,11 +1,12 @@
 """What the engine asks of a device: launch a forward, later take its tokens."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import torch
 
+from engine.errors import DeviceLost
 from engine.forward_batch import ForwardBatch
 
 
@@ -36,11 +37,16 @@ class PendingForward(Protocol):
 
 
 class Runner(Protocol):
-    """One device. Forwards run one after the other, in order of `launch`; at most two are under way, and only then may
-    the second one's rows carry tokens of the first (see BatchRow.carry)."""
+    """One device, or several as one. Forwards run one after the other, in order of `launch`; at most two are under
+    way, and only then may the second one's rows carry tokens of the first (see BatchRow.carry)."""
 
     def launch(self, batch: ForwardBatch) -> PendingForward:
         """Returns once the batch's lists may change; on a synchronous runner the forward has run by then."""
 
     def close(self) -> None:
-        """Nothing is under way. The runner's threads end."""
+        """Nothing is under way. The runner's threads end, and its processes."""
+
+    def when_lost(self, call: Callable[[DeviceLost], None]) -> None:
+        """Called once, from any thread, if a process that it runs in ends or hangs: `launch` and forwards raise that
+        error from then on. Replaces the one before. A runner without processes has nothing to say."""
+        return

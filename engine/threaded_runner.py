@@ -5,12 +5,12 @@ from typing import Self
 
 from engine.forward_batch import ForwardBatch
 from engine.model_runner import ModelRunner
-from engine.runner import ForwardResult
+from engine.runner import ForwardResult, Runner
 
 MAX_UNDER_WAY = 2
 
 
-class ThreadedRunner:
+class ThreadedRunner(Runner):
     """`launch` prepares a batch on the caller's thread and leaves the forward to the worker, which runs them in order.
     Tokens carried from one forward to the next are filled in by the worker. The progress word is then written by the
     worker, and by it alone. The thread starts with the first launch and ends with `close`."""

@@ -125,4 +125,4 @@ def _open(
     else:
         runner = RemoteMainRunner(group, progress, bool(config.use_async_batching), started.silence_s)
     group.wait_for(Ready, OPEN_S)
-    return Placed(pool, progress, runner, bool(config.use_async_batching), group)
+    return Placed(pool, progress, runner, bool(config.use_async_batching))

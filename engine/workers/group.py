@@ -41,11 +41,6 @@ class WorkerGroup:
     def start(self) -> None:
         self._listener.start()
 
-    @property
-    def pids(self) -> list[int]:
-        """In order of rank."""
-        return [worker.pid for worker in self._workers]
-
     def when_lost(self, call: Callable[[DeviceLost], None]) -> None:
         """Called once, from whichever thread notices; at once if it has happened. Replaces the one before."""
         with self._changed:

@@ -5,17 +5,18 @@ single device would fail one batch.
 """
 
 import time
+from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as StillUnderWay
 from dataclasses import dataclass
 
 from engine.collective import GlooCollective
-from engine.errors import CollectiveBroken
+from engine.errors import CollectiveBroken, DeviceLost
 from engine.forward_batch import ForwardBatch
 from engine.futures import settled
 from engine.model_runner import ModelRunner
 from engine.progress import ProgressWord
-from engine.runner import ForwardResult, PendingForward
+from engine.runner import ForwardResult, PendingForward, Runner
 from engine.workers.group import WorkerGroup
 from engine.workers.messages import as_forward
 
@@ -24,7 +25,7 @@ SILENCE_S = 30.0
 _LOOK_S = 0.5
 
 
-class LocalMainRunner:
+class LocalMainRunner(Runner):
     """The main rank runs here, in the caller's thread; the workers are the others. Synchronous."""
 
     def __init__(self, group: WorkerGroup, main: ModelRunner, collective: GlooCollective) -> None:
@@ -48,8 +49,11 @@ class LocalMainRunner:
         self._collective.close()
         self._main.close()
 
+    def when_lost(self, call: Callable[[DeviceLost], None]) -> None:
+        self._group.when_lost(call)
 
-class RemoteMainRunner:
+
+class RemoteMainRunner(Runner):
     """All ranks are workers; the main one's samples come back. `progress`: its word."""
 
     def __init__(
@@ -68,6 +72,9 @@ class RemoteMainRunner:
 
     def close(self) -> None:
         self._group.close()
+
+    def when_lost(self, call: Callable[[DeviceLost], None]) -> None:
+        self._group.when_lost(call)
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections import Counter
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -49,9 +50,17 @@ def fake_worker(rank: int, world: int, script: str, timeout_s: float = DEADLINE_
     return WorkerProcess(f"rank {rank}", Shard(rank, world), process, Channel(ours, Answer))
 
 
-def fake_group(*scripts: str, timeout_s: float = DEADLINE_S) -> WorkerGroup:
+class FakeGroup(WorkerGroup):
+    """`pids`: in order of rank."""
+
+    def __init__(self, workers: Sequence[WorkerProcess]) -> None:
+        super().__init__(workers)
+        self.pids = [worker.pid for worker in workers]
+
+
+def fake_group(*scripts: str, timeout_s: float = DEADLINE_S) -> FakeGroup:
     """It listens already."""
-    group = WorkerGroup([fake_worker(rank, len(scripts), script, timeout_s) for rank, script in enumerate(scripts)])
+    group = FakeGroup([fake_worker(rank, len(scripts), script, timeout_s) for rank, script in enumerate(scripts)])
     group.start()
     return group
 
@@ -84,6 +93,15 @@ def children() -> list[int]:
                 if _parent(process) == os.getpid():
                     found.append(int(process.name))
     return sorted(found)
+
+
+def workers_but(before: Collection[int]) -> dict[str, int]:
+    """Workers that this process has started since, by the names that their command lines end with."""
+    return {_words(pid)[-1]: pid for pid in children() if pid not in before and "engine.workers" in _words(pid)}
+
+
+def _words(pid: int) -> list[str]:
+    return Path(f"/proc/{pid}/cmdline").read_text().split("\0")[:-1]
 
 
 def _parent(process: Path) -> int:

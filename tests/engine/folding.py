@@ -19,7 +19,7 @@ from engine.cache_pool import CachePool
 from engine.forward_batch import PLACEHOLDER, BatchRow, ForwardBatch
 from engine.geometry import LayerGroup
 from engine.progress import ProgressWord
-from engine.runner import ForwardResult, SampledToken
+from engine.runner import ForwardResult, Runner, SampledToken
 
 VOCAB = 97
 
@@ -54,7 +54,7 @@ def expected(
     return tokens[len(prompt) :]
 
 
-class FoldingRunner:
+class FoldingRunner(Runner):
     """Runs each forward as late as it may: when its result is asked for. So one that was launched before pages changed
     hands sees them as a device would that is one step behind."""
 

@@ -8,7 +8,7 @@ from concurrent.futures import TimeoutError as FutureTimeout
 import pytest
 
 from engine.engine import Engine
-from engine.errors import InvalidRequest, LoopPaused, LoopStopped, PoisonBroken
+from engine.errors import DeviceLost, InvalidRequest, LoopPaused, LoopStopped, PoisonBroken
 from engine.forward_batch import ForwardBatch
 from engine.loop import EngineLoop
 from engine.outputs import StepOutput
@@ -89,6 +89,16 @@ def test_an_idle_loop_takes_no_steps(loop: EngineLoop, harness: Harness) -> None
     loop.submit(lambda engine: engine.reserve(harness.make("A", 8, 1))).result(DEADLINE_S)
     assert not loop.submit(lambda engine: engine.has_work).result(DEADLINE_S)
     assert harness.engine.counters.batches == 0
+
+
+def test_an_idle_loop_ends_with_a_process_that_the_engine_runs_in(harness: Harness, collector: Collector) -> None:
+    ended = threading.Event()
+    loop = EngineLoop(harness.engine, collector, ended.set)
+    loop.start()
+    harness.runner.lose(DeviceLost("rank 1 was killed"))
+    assert ended.wait(DEADLINE_S), "the loop goes on with half an engine"
+    assert isinstance(loop.error, DeviceLost)
+    loop.stop()
 
 
 def test_calls_may_be_submitted_from_the_engines_thread(harness: Harness) -> None:

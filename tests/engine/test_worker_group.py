@@ -10,14 +10,22 @@ import pytest
 from engine.errors import DeviceLost
 from engine.forward_batch import BatchRow, ForwardBatch
 from engine.progress import ProgressWord
-from engine.workers.group import WorkerGroup
 from engine.workers.messages import Forward, Loaded, Ready, Row
 from engine.workers.runner import RemoteMainRunner
-from tests.engine.fake_workers import DEADLINE_S, LISTEN, OBEY, children, fake_group, open_files, wait_until_gone
+from tests.engine.fake_workers import (
+    DEADLINE_S,
+    LISTEN,
+    OBEY,
+    FakeGroup,
+    children,
+    fake_group,
+    open_files,
+    wait_until_gone,
+)
 
 NOTHING = Forward([], [])
 BATCH = ForwardBatch([BatchRow("A", 0, [1], [[2]])])
-GROUPS: list[WorkerGroup] = []
+GROUPS: list[FakeGroup] = []
 
 
 @pytest.fixture(autouse=True)
@@ -32,12 +40,12 @@ def nothing_is_left() -> Iterator[None]:
     assert (open_files(), threading.active_count(), children()) == (files, threads, before)
 
 
-def group_of(*scripts: str, timeout_s: float = DEADLINE_S) -> WorkerGroup:
+def group_of(*scripts: str, timeout_s: float = DEADLINE_S) -> FakeGroup:
     GROUPS.append(fake_group(*scripts, timeout_s=timeout_s))
     return GROUPS[-1]
 
 
-def loss(group: WorkerGroup) -> str:
+def loss(group: FakeGroup) -> str:
     """Why it was lost, once it is."""
     lost: list[DeviceLost] = []
     noticed = threading.Event()

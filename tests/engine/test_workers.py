@@ -3,7 +3,6 @@
 import ctypes
 import os
 import signal
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -15,7 +14,6 @@ from engine.collective import GlooCollective, rendezvous
 from engine.config import ContinuousBatchingConfig
 from engine.engine import Engine
 from engine.errors import DeviceLost, UnsupportedModel
-from engine.loop import EngineLoop
 from engine.options import EngineOptions
 from engine.request import Request
 from engine.sizing import GIB
@@ -23,7 +21,7 @@ from engine.tensor_parallel import Shard
 from engine.workers.build import build_parallel
 from protocol.sampling import SamplingParams
 from tests.engine.driving import Gathered, assert_at_rest, greedy_request, model_engine, run
-from tests.engine.fake_workers import DEADLINE_S, Stepped, children, open_files, wait_until_gone
+from tests.engine.fake_workers import DEADLINE_S, Stepped, children, open_files, workers_but
 from tests.engine.tiny_models import greedy, prompt_of
 
 BLOCK_BYTES = 3 * 4 * 2 * 4 * 8 * 4
@@ -156,26 +154,18 @@ def test_a_model_that_cannot_be_divided_starts_no_process(tiny_kind: Callable[[s
     assert children() == before
 
 
-def test_the_engine_ends_with_a_worker_in_a_forward_and_in_idleness(engines: list[Engine]) -> None:
-    """The last test on these engines. A stopped worker keeps the forward under way until it is killed."""
-    busy, idle = engines
-    (worker,), (main, other) = busy.worker_pids, idle.worker_pids
-    os.kill(worker, signal.SIGSTOP)
-    busy.add(greedy_request("x", prompt_of(10), 3))
-    step = Stepped(busy)
-    step.start()
-    os.kill(worker, signal.SIGKILL)
-    reason = f"engine 0 rank 1 (process {worker}) was killed by SIGKILL"
-    assert step.ended() == reason
-    with pytest.raises(DeviceLost, match="was killed by SIGKILL"):
-        busy.step()
-
-    ended = threading.Event()
-    loop = EngineLoop(idle, on_step=lambda _: None, on_end=ended.set)
-    loop.start()
-    os.kill(other, signal.SIGKILL)
-    assert ended.wait(DEADLINE_S), "the loop goes on with half an engine"
-    assert isinstance(loop.error, DeviceLost)
-    assert str(loop.error) == f"engine 1 rank 1 (process {other}) was killed by SIGKILL"
-    for pid in (worker, main, other):
-        wait_until_gone(pid)
+def test_the_engine_ends_with_a_worker_in_a_forward(tiny_llama: Path) -> None:
+    """A stopped worker keeps the forward under way until it is killed."""
+    before = children()
+    (engine,) = build_parallel(EngineOptions(tiny_llama, LIVELY, threads=1, tp=2), head=True)
+    with closing(engine):
+        worker = workers_but(before)["engine 0 rank 1"]
+        os.kill(worker, signal.SIGSTOP)
+        engine.add(greedy_request("x", prompt_of(10), 3))
+        step = Stepped(engine)
+        step.start()
+        os.kill(worker, signal.SIGKILL)
+        assert step.ended() == f"engine 0 rank 1 (process {worker}) was killed by SIGKILL"
+        with pytest.raises(DeviceLost, match="was killed by SIGKILL"):
+            engine.step()
+    assert children() == before

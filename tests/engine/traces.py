@@ -13,12 +13,13 @@ from engine.cache_pool import CachePool
 from engine.config import ContinuousBatchingConfig
 from engine.contexts import ContextSlots
 from engine.engine import Engine, EngineParts
+from engine.errors import DeviceLost
 from engine.forward_batch import ForwardBatch
 from engine.geometry import AttentionType, CacheGeometry, LayerGroup, full_geometry
 from engine.limits import Limits
 from engine.progress import ProgressWord
 from engine.request import Request
-from engine.runner import ForwardResult, SampledToken
+from engine.runner import ForwardResult, Runner, SampledToken
 from protocol.context import ContextLayout, ContextPart
 from protocol.layout import full_layout
 from protocol.sampling import SamplingParams
@@ -58,13 +59,15 @@ class FakeForward:
         return self._outcome
 
 
-class FakeRunner:
+class FakeRunner(Runner):
     """Gives tokens without computing anything, and keeps every batch. `on_run` may look around, or raise. A
-    forward has run when `launch` returns; asynchronously, the engine learns of it a step later."""
+    forward has run when `launch` returns; asynchronously, the engine learns of it a step later. `lose`: what is to be
+    called if a process is lost."""
 
     def __init__(self, progress: ProgressWord, layers: int, emit: Emit) -> None:
         self.batches: list[ForwardBatch] = []
         self.on_run: Callable[[ForwardBatch], None] = lambda _: None
+        self.lose: Callable[[DeviceLost], None] = lambda _: None
         self._progress = progress
         self._layers = layers
         self._emit = emit
@@ -85,6 +88,9 @@ class FakeRunner:
         return FakeForward(ForwardResult(tokens, started, time.monotonic_ns(), contexts))
 
     def close(self) -> None: ...
+
+    def when_lost(self, call: Callable[[DeviceLost], None]) -> None:
+        self.lose = call
 
 
 class Harness:
