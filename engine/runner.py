@@ -2,12 +2,13 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
-
-import torch
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from engine.errors import DeviceLost
 from engine.forward_batch import ForwardBatch
+
+if TYPE_CHECKING:
+    import torch  # takes seconds, and records between processes are made of what is here
 
 
 class SampledToken(NamedTuple):
@@ -26,7 +27,7 @@ class ForwardResult:
     tokens: list[SampledToken | str]
     started_ns: int
     ended_ns: int
-    contexts: Sequence[torch.Tensor] = ()
+    contexts: "Sequence[torch.Tensor]" = ()
 
 
 class PendingForward(Protocol):

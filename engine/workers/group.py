@@ -10,11 +10,12 @@ from concurrent.futures import Future
 from contextlib import suppress
 
 import msgspec
+import torch
 
 from engine.errors import DeviceLost
 from engine.runner import ForwardResult
 from engine.workers.channel import PeerGone
-from engine.workers.messages import OTHERS_GONE, Answer, Done, Failed, Loaded, Ready, Stop, as_result
+from engine.workers.messages import OTHERS_GONE, Answer, Done, Failed, Loaded, Ready, Stop
 from engine.workers.process import EXIT_S, WorkerProcess, tell
 
 NOTICE_S = 2.0
@@ -149,7 +150,7 @@ class WorkerGroup:
         elif isinstance(answer, Done) and not worker.shard.is_main:
             self._lose_unless_closing(f"{worker.name} (process {worker.pid}) is out of step: Done came from it")
         elif isinstance(answer, Done):
-            self._answer(as_result(answer))
+            self._answer(_as_result(answer))
         else:
             with self._changed:
                 self._answered[type(answer)] += 1
@@ -172,3 +173,8 @@ class WorkerGroup:
     def _lose_unless_closing(self, reason: str) -> None:
         if not self._closing:
             self.lose(reason)
+
+
+def _as_result(done: Done) -> ForwardResult:
+    contexts = [torch.frombuffer(bytearray(values), dtype=torch.float32) for values in done.contexts]
+    return ForwardResult(done.tokens, done.started_ns, done.ended_ns, contexts)

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from typing import Annotated
 
 import msgspec
-import torch
 
 from engine.forward_batch import BatchRow, ForwardBatch, SampleStream
 from engine.runner import ForwardResult, SampledToken
@@ -113,11 +112,6 @@ def as_batch(forward: Forward) -> ForwardBatch:
 def as_done(result: ForwardResult) -> Done:
     contexts = [values.numpy().tobytes() for values in result.contexts]
     return Done(result.tokens, result.started_ns, result.ended_ns, contexts)
-
-
-def as_result(done: Done) -> ForwardResult:
-    contexts = [torch.frombuffer(bytearray(values), dtype=torch.float32) for values in done.contexts]
-    return ForwardResult(done.tokens, done.started_ns, done.ended_ns, contexts)
 
 
 def _as_sent(stream: SampleStream) -> SampleStream:

@@ -19,7 +19,7 @@ from engine.workers.group import WorkerGroup
 from engine.workers.messages import Answer
 from engine.workers.process import WorkerProcess
 
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 ROOT = Path(__file__).resolve().parents[2]
 _BEFORE = """\
 import os, signal, socket, sys
