@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from decode_node.admission import Admission
+from decode_node.job import Job, JobState
 from kv_messenger.attempts import Attempt, Attempts
 from kv_messenger.fencing import Fencing
 from kv_messenger.receiver import Receiver
@@ -53,6 +55,12 @@ def _same_request(self: Attempts, instance: str, key: TransferKey) -> Attempt | 
     return found[-1] if found else None
 
 
+def _whichever_attempt(self: Admission, key: TransferKey) -> Job | None:
+    """Whatever is said of an attempt is said of the request."""
+    job = self._jobs.get(key.request)
+    return job if job is not None and job.state is JobState.WAITING_FOR_KV else None
+
+
 def _fence_in_name(self: Fencing, landing: Any, failure: Failure) -> None:
     """The landing stays open, but is treated as if it were closed."""
     self._counters.fences += 1
@@ -84,7 +92,10 @@ MUTANTS: dict[str, Sequence[Patch]] = {
     "free on time-out": [(ReceiverTransfer, "on_tick", _free_when_late)],
     "drop an acknowledgement": [(Receiver, "_account_closed", _forget_to_tell)],
     "accept a short count": [(ReceiverTransfer, "on_finished", _finished_is_arrived)],
-    "key by request id only": [(Attempts, "asked_of", _same_request)],
+    "key by request id only": [
+        (Attempts, "asked_of", _same_request),
+        (Admission, "_current", _whichever_attempt),
+    ],
     "skip the fence": [(Fencing, "_fence", _fence_in_name)],
     "leak on the abort path": [(SenderTransfer, "on_cancelled", _keep_the_source)],
     "count 4xx in the breaker": [(Receiver, "on_stopped", _mistakes_count)],

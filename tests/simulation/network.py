@@ -35,6 +35,8 @@ class Flight:
     batch: SimulatedBatch
     source: int
     target: int
+    transfer: str
+    """Whose page it brings, as its sender has it."""
     payload: bytes | None = None
 
     @property
@@ -64,6 +66,8 @@ class ScheduledEngine(SimulatedEngine):
         super().__init__(network, process.name)
         self.process = process
         self.on_landing: OnLanding = lambda flight: None
+        self.transfer_of: Callable[[int], str] = lambda handle: ""
+        """By a batch's handle."""
         self.held: list[Flight] = []
         """Writes that wait for this process to go on."""
         self._needs_dead_peer = network.needs_dead_peer
@@ -136,7 +140,8 @@ class ScheduledNetwork(SimulatedNetwork):
         return errno.EAGAIN if busy else 0
 
     def launch(self, sender: NetworkUser, batch: SimulatedBatch) -> None:
-        flight = Flight(sender, batch, *batch.addresses[batch.posted])
+        assert isinstance(sender, ScheduledEngine)
+        flight = Flight(sender, batch, *batch.addresses[batch.posted], sender.transfer_of(batch.handle))
         self.flights.append(flight)
         delay, random = self._delay(batch.endpoint), self._schedule.random
         if sender in self.fail_next:

@@ -6,7 +6,6 @@ from functools import partial
 from fabric.errors import OperationError
 from fabric.immediates import SLOTS
 from protocol.messages import Failure, FailureCode, FinishReason, Role
-from tests.simulation.books import Tags
 from tests.simulation.channel import Channel
 from tests.simulation.errors import Violation
 from tests.simulation.network import ScheduledNetwork
@@ -39,7 +38,7 @@ class World:
         self.schedule = Schedule(script.seed)
         network = ScheduledNetwork(self.schedule, script.manners, script.fence_needs_dead_peer)
         self.channel = Channel(self.schedule, script.manners)
-        self.around = Surroundings(script, self.schedule, network, self.channel, Tags())
+        self.around = Surroundings(script, self.schedule, network, self.channel)
         self.requests: dict[str, ClientRequest] = {}
         self.router = SimulatedRouter(self.around, 0, self.requests)
         names = [f"prefill-{i}" for i in range(script.prefills)] + [f"decode-{i}" for i in range(script.decodes)]
@@ -123,6 +122,8 @@ class World:
                 self._hold(node, fault.lasting)
             case FaultKind.NEW_ROUTER:
                 self._replace_router()
+            case FaultKind.PAUSE_ROUTER:
+                self._pause_router(fault.lasting)
             case _:
                 self._spoil(fault.kind, self._prefill(index))
 
@@ -228,6 +229,13 @@ class World:
         self.router = SimulatedRouter(self.around, self._starts, self.requests)
         self.router.start()
 
+    def _pause_router(self, lasting: float) -> None:
+        """Its clients wait. Nodes give it up, and what it asked for."""
+        process = self.router.process
+        if process.running:
+            self.schedule.pause(process)
+            self.schedule.after(lasting, lambda: self.schedule.resume(process) if process.paused else None)
+
     def _heal(self) -> None:
         """From now on nothing breaks. What was to be started again is, what waits goes on."""
         self.say("everything is healed")
@@ -239,6 +247,8 @@ class World:
             if isinstance(node, SimulatedPrefillNode):
                 node.thread.fail_next = False
             self._resume(node)
+        if self.router.process.paused:
+            self.schedule.resume(self.router.process)
 
     # ---- what must hold in the end ----
 
