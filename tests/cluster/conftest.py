@@ -10,11 +10,15 @@ import torch
 from tests.cluster.harness import MODEL, ProcessCluster
 from tests.cluster.oracle import Oracle, save_endless_model
 
+STARTING_S = 300
+"""For the test that comes first, and with it the cluster, on a machine with much else to do."""
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.is_relative_to(Path(__file__).parent):
             item.add_marker(pytest.mark.cluster)
+            item.add_marker(pytest.mark.timeout(STARTING_S))
 
 
 @pytest.fixture(scope="session")
