@@ -1,8 +1,8 @@
 """Pages whose words say whose they are, and the two engines over them: real block tables, no model.
 
-A page of a layer is one 64-bit word, its *tag*: which attempt of which request, which page, which layer. A prefill
-engine writes tags; whatever lands on a decode node is compared with the block tables there, and what is decoded from is
-compared with what should have come.
+A page of a layer is one 64-bit word, its *tag*: which prompt, which page of it, which layer. A prefill engine writes
+tags; whatever lands on a decode node is compared with the block tables there, and what is decoded from is compared with
+what should have come.
 """
 
 import ctypes
@@ -10,14 +10,15 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from engine.cache_manager import CacheManager, HoldingState
+from engine.cache_manager import CacheManager
 from engine.cache_pool import CachePool
 from engine.engine import Reservation
 from engine.errors import CapacityExceeded, InvalidRequest
-from engine.forking import child_of
 from engine.geometry import full_geometry
 from engine.ledger import check
 from engine.outputs import Ended, NewToken, StepOutput
+from engine.prefix_cache import PrefixCache
+from engine.prefix_lookup import PrefixLookup
 from engine.request import Owner, Request
 from protocol.layout import KVLayout, full_layout
 from protocol.messages import FinishReason
@@ -33,46 +34,42 @@ MAX_PAGES = 1 << 16
 
 
 class Tag(NamedTuple):
-    """`owner`: the prompt's name in the prefill engine, which is its transfer's."""
+    """What a page holds. `family`: of the prompt; those of one family hold the same."""
 
-    owner: str
+    family: int
     page: int
     layer: int
 
+    @property
+    def word(self) -> int:
+        return (self.family * MAX_PAGES + self.page) * LAYERS + self.layer + 1
 
-class Tags:
-    """Tags as words, and back."""
 
-    def __init__(self) -> None:
-        self._numbers: dict[str, int] = {}
-        self._owners: list[str] = []
+def tag_of(word: int) -> Tag | None:
+    """None for what nobody wrote."""
+    if word == NOTHING:
+        return None
+    rest, layer = divmod(word - 1, LAYERS)
+    return Tag(*divmod(rest, MAX_PAGES), layer)
 
-    def word(self, tag: Tag) -> int:
-        number = self._numbers.get(tag.owner)
-        if number is None:
-            number = self._numbers[tag.owner] = len(self._owners)
-            self._owners.append(tag.owner)
-        return (number * MAX_PAGES + tag.page) * LAYERS + tag.layer + 1
 
-    def tag(self, word: int) -> Tag | None:
-        """None for what nobody wrote."""
-        if word == NOTHING:
-            return None
-        rest, layer = divmod(word - 1, LAYERS)
-        number, page = divmod(rest, MAX_PAGES)
-        return Tag(self._owners[number], page, layer)
+def family_of(request: Request) -> int:
+    return request.prompt[0]
 
 
 class Pages:
-    """One node's pool with its block tables, and a look at its words. Free pages are empty."""
+    """One node's pool with its block tables, and a look at its words. Free pages are empty, but for those that are kept
+    for later hits. `shared`: there are such."""
 
-    def __init__(self, blocks: int, tags: Tags) -> None:
-        self.tags = tags
+    def __init__(self, blocks: int, shared: bool) -> None:
         self.pool = CachePool(GEOMETRY, -(-blocks // GEOMETRY.blocks_per_chunk[0]))
-        self.cache = CacheManager(self.pool, clock=lambda: 0.0)
+        self._prefix = PrefixCache("most_recent") if shared else None
+        self.cache = CacheManager(self.pool, self._prefix, clock=lambda: 0.0)
+        self.lookup = PrefixLookup(self.cache)
         self.address = self.pool.address
         self.on_free: Callable[[Owner, Sequence[int]], None] = lambda owner, blocks: None
         self._words = (ctypes.c_uint64 * (self.pool.bytes // WORD)).from_address(self.address)
+        self._kept: set[int] = set()
 
     def place(self, address: int) -> tuple[int, int]:
         """(block, layer)"""
@@ -84,45 +81,70 @@ class Pages:
     def table(self, owner: Owner) -> list[int]:
         return self.cache.tables(owner)[0]
 
-    def hold(self, owner: Owner, tokens: int) -> list[int]:
-        """Empty pages, or somebody wrote where nothing was his."""
-        self.cache.hold(owner, tokens)
-        for page, block in enumerate(self.table(owner)):
+    def hold(self, request: Request, tokens: int, hits: Sequence[int]) -> list[int]:
+        """Its table: after `hits`, empty pages, or somebody wrote where nothing was his."""
+        self.cache.hold(request.owner, tokens, hits)
+        table = self.table(request.owner)
+        for block in table[len(hits) :]:
+            if block in self._kept:
+                self._empty(block)
             for layer in range(LAYERS):
-                if word := self._words[block * LAYERS + layer]:
-                    raise Violation(f"block {block}, page {page} of {owner}, was free but holds {self.tags.tag(word)}")
-        return self.table(owner)
+                if found := self.read(block, layer):
+                    raise Violation(f"block {block}, now of {request.owner}, was free but holds {found}")
+        return table
+
+    def register(self, request: Request, start: int, end: int) -> None:
+        """The KV of tokens [start, end) is there."""
+        replaced = self.lookup.register(request, start, end)
+        if replaced is not None:
+            self.cache.give_back(replaced)
+            self._emptied(replaced.owner, replaced.tables[0])
 
     def release(self, owner: Owner) -> None:
         blocks = list(self.table(owner))
-        self.on_free(owner, blocks)
         self.cache.release(owner)
-        for block in blocks:
-            for layer in range(LAYERS):
-                self._words[block * LAYERS + layer] = NOTHING
+        self._emptied(owner, blocks)
 
     def write(self, block: int, tag: Tag) -> None:
-        self._words[block * LAYERS + tag.layer] = self.tags.word(tag)
+        self._words[block * LAYERS + tag.layer] = tag.word
 
     def read(self, block: int, layer: int) -> Tag | None:
-        return self.tags.tag(self._words[block * LAYERS + layer])
+        return tag_of(self._words[block * LAYERS + layer])
 
     def check(self) -> None:
         check(self.cache)
+
+    def _emptied(self, owner: Owner, blocks: Sequence[int]) -> None:
+        """They have one user fewer."""
+        free = [block for block in blocks if self._prefix is None or not self._is_known(block)]
+        self._kept |= set(blocks) - set(free)
+        self.on_free(owner, blocks)
+        for block in free:
+            self._empty(block)
+
+    def _is_known(self, block: int) -> bool:
+        assert self._prefix is not None
+        return block in self._prefix.users()
+
+    def _empty(self, block: int) -> None:
+        self._kept.discard(block)
+        for layer in range(LAYERS):
+            self._words[block * LAYERS + layer] = NOTHING
 
 
 class DecodingEngine:
     """What `Admission` needs of an engine. Each step gives every running request one token. Further sequences of a
     prompt run beside it once its KV is there, and take no pages."""
 
-    def __init__(self, pages: Pages, name_of: Callable[[Owner], str], max_tokens: int) -> None:
+    def __init__(self, pages: Pages, max_tokens: int) -> None:
         self.layout: KVLayout = LAYOUT
         self.pages = pages
-        self._name_of = name_of
         self._max_tokens = max_tokens
         self._waiting: dict[str, Request] = {}
         self._running: dict[str, Request] = {}
         self._ended: list[Ended] = []
+        self._cached: dict[Owner, int] = {}
+        """Pages that were there already, of those whose pages a peer may write to."""
 
     @property
     def has_work(self) -> bool:
@@ -140,13 +162,15 @@ class DecodingEngine:
             raise CapacityExceeded(f"{len(request.prompt)} tokens can never fit")
 
     def can_reserve(self, request: Request) -> bool:
-        return self.pages.cache.can_hold(request.owner, len(request.prompt))
+        return self.pages.cache.can_hold(request.owner, len(request.prompt), self.pages.lookup.hits(request))
 
     def reserve(self, request: Request) -> Reservation:
         self.validate(request)
+        hits, whole = self.pages.lookup.hits(request), self.pages.lookup.holds_prompt(request)
         self._waiting[request.id] = request
-        table = list(self.pages.hold(request.owner, len(request.prompt)))
-        return Reservation(tables=[table], cached=0, whole=False, context_slot=None)
+        self._cached[request.owner] = len(hits)
+        table = list(self.pages.hold(request, len(request.prompt), hits))
+        return Reservation(tables=[table], cached=len(hits), whole=whole, context_slot=None)
 
     def add(self, request: Request) -> None:
         """Its prompt runs here. Where there is no room it takes none: a token needs a page only in a real engine."""
@@ -154,15 +178,17 @@ class DecodingEngine:
         self._run(request)
 
     def resume(self, request_id: str, computed: int) -> None:
-        """Raises Violation unless all of `computed` tokens' KV is there, and is this attempt's."""
+        """Raises Violation unless the KV of `computed` tokens is there, and no other's."""
         request = self._waiting.pop(request_id)
-        self._run(request)
-        table, name = self.pages.table(request.owner), self._name_of(request.owner)
+        table = self.pages.table(request.owner)
+        del self._cached[request.owner]
         for page in range(-(-computed // PAGE)):
             for layer in range(LAYERS):
                 found = self.pages.read(table[page], layer)
-                if found != Tag(name, page, layer):
-                    raise Violation(f"{name} is decoded from {found} as its page {page} of layer {layer}")
+                if found != Tag(family_of(request), page, layer):
+                    raise Violation(f"{request.owner} is decoded from {found} as its page {page} of layer {layer}")
+        self.pages.register(request, 0, computed)
+        self._run(request)
 
     def quarantine(self, request_id: str) -> None:
         request = self._waiting.pop(request_id, None)
@@ -172,6 +198,7 @@ class DecodingEngine:
     def free_quarantined(self, request_id: str, attempt: int) -> None:
         owner = Owner(request_id, attempt)
         if self.pages.cache.is_quarantined(owner):
+            del self._cached[owner]
             self.pages.release(owner)
 
     def abort(self, request_id: str) -> None:
@@ -188,16 +215,19 @@ class DecodingEngine:
         ended, self._ended = self._ended, []
         return StepOutput(tokens, ended)
 
-    def owns(self, owner: Owner) -> bool:
-        """Whether a peer may write into this owner's pages."""
-        holding = next((h for h in self.pages.cache.holdings() if h.owner == owner), None)
-        if holding is None:
-            return False
-        return holding.state is HoldingState.QUARANTINED or owner.request_id in self._waiting
+    def place_of(self, owner: Owner, page: int) -> int | None:
+        """The block that a peer may write this page to; None if it may not, or not any more."""
+        cached = self._cached.get(owner)
+        if cached is None or page < cached:
+            return None
+        table = self.pages.table(owner)
+        index = page - cached if self.pages.cache.is_quarantined(owner) else page
+        return table[index] if index < len(table) else None
 
     def _run(self, request: Request) -> None:
-        family = [request, *(child_of(request, i) for i in range(1, request.n))]
-        self._running.update({member.id: member for member in family})
+        self._running[request.id] = request
+        for name in request.child_ids():
+            self._running[name] = Request(name, request.prompt, request.sampling, attempt=request.attempt)
 
     def _end(self, request: Request, reason: FinishReason) -> None:
         del self._running[request.id]
@@ -250,25 +280,33 @@ class ComputingEngine:
 
     def schedule(self) -> list[tuple[Request, int, int]]:
         """The next forward: (request, start, end) for each that is in it, at most two."""
-        while self._queue and self.pages.cache.can_hold(self._queue[0].owner, len(self._queue[0].prompt)):
-            request = self._queue.popleft()
-            self.pages.hold(request.owner, len(request.prompt))
-            self._active.append(request)
+        while self._queue and self._start(self._queue[0]):
+            self._active.append(self._queue.popleft())
         chunks = []
         for request in self._active[:2]:
             end = min(len(request.prompt), request.computed + self._chunk_tokens)
             chunks.append((request, request.computed, end))
         return chunks
 
+    def _start(self, request: Request) -> bool:
+        """False if there is no room now."""
+        hits = self.pages.lookup.hits(request)
+        if not self.pages.cache.can_hold(request.owner, len(request.prompt), hits):
+            return False
+        self.pages.hold(request, len(request.prompt), hits)
+        request.computed = len(hits) * PAGE
+        return True
+
     def compute(self, request: Request, start: int, end: int, layer: int) -> None:
         """The KV of one layer of a chunk. A page has its tag once its last token is there: no sooner may it leave."""
         table = self.pages.table(request.owner)
         whole = -(-end // PAGE) if end == len(request.prompt) else end // PAGE
         for page in range(start // PAGE, whole):
-            self.pages.write(table[page], Tag(request.id, page, layer))
+            self.pages.write(table[page], Tag(family_of(request), page, layer))
 
     def computed(self, request: Request, end: int) -> None:
         """A forward that held it has ended."""
+        self.pages.register(request, request.computed, end)
         request.computed = end
         if end >= len(request.prompt) and request in self._active:
             self._active.remove(request)

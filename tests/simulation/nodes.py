@@ -2,7 +2,7 @@
 everything that decides anything is what real nodes run."""
 
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -40,7 +40,7 @@ from protocol.messages import (
 )
 from protocol.router_link import RouterLink
 from protocol.ticket import TransferKey
-from tests.simulation.books import LAYOUT, ComputingEngine, DecodingEngine, Pages, Tags
+from tests.simulation.books import LAYOUT, ComputingEngine, DecodingEngine, Pages, tag_of
 from tests.simulation.channel import Channel, SimulatedControl
 from tests.simulation.errors import Violation
 from tests.simulation.network import Flight, ScheduledEngine, ScheduledNetwork
@@ -62,7 +62,6 @@ class Surroundings:
     schedule: Schedule
     network: ScheduledNetwork
     channel: Channel
-    tags: Tags
 
 
 class SimulatedGates(Gates):
@@ -135,13 +134,13 @@ class Node:
 
     role: Role
 
-    def __init__(self, around: Surroundings, name: str, incarnation: int, blocks: int) -> None:
+    def __init__(self, around: Surroundings, name: str, incarnation: int, blocks: int, shared: bool) -> None:
         self.around = around
         self.name = name
         self.instance = f"{name}.{incarnation}"
         self.process = Process(self.instance)
         self.address = f"tcp://{name}" if self.role is Role.PREFILL else ""
-        self.pages = Pages(blocks, around.tags)
+        self.pages = Pages(blocks, shared)
         self.pump = SimulatedPump(around, self.process)
         self.fabric = ScheduledEngine(around.network, self.process, self.pump.wake)
         self.region: MemoryRegion = self.fabric.register(self.pages.address, self.pages.pool.bytes)
@@ -287,7 +286,7 @@ class SimulatedPrefillNode(Node):
     role = Role.PREFILL
 
     def __init__(self, around: Surroundings, name: str, incarnation: int, max_tokens: int) -> None:
-        super().__init__(around, name, incarnation, around.script.prefill_blocks)
+        super().__init__(around, name, incarnation, around.script.prefill_blocks, around.script.shared[0])
         word = ProgressWord()
         self.engine = ComputingEngine(self.pages, around.script.chunk_tokens, max_tokens)
         self.thread = _Thread(around, self.process, self.engine, word)
@@ -303,10 +302,12 @@ class SimulatedPrefillNode(Node):
             sources=[Source(self.prefills, word.address, [self.region])],
             send=self.peers.send,
             gates=self.gates,
+            debug=around.script.debug,
             clock=around.schedule.clock,
         )
         self.thread.announcer = ChunkAnnouncer(cast(Pump, self.pump), self.sender)
         self.peers.deliver_to(cast(Pump, self.pump), self.sender)
+        self.fabric.transfer_of = lambda handle: engine_id(self.sender._sent._batches[handle].key)
 
     def start(self) -> None:
         self.pump.drive(self.fabric, self.sender)
@@ -383,8 +384,8 @@ class SimulatedDecodeNode(Node):
 
     def __init__(self, around: Surroundings, name: str, incarnation: int) -> None:
         script, clock = around.script, around.schedule.clock
-        super().__init__(around, name, incarnation, script.decode_blocks)
-        self.engine = DecodingEngine(self.pages, self._transfer_name, script.decode_blocks * PAGE)
+        super().__init__(around, name, incarnation, script.decode_blocks, script.shared[1])
+        self.engine = DecodingEngine(self.pages, script.decode_blocks * PAGE)
         self.seat = _Seat(self, script.manners.thread_lag)
         self.links = PrefillLinks(self.control, clock, self._probe)
         self.open: Counter[str] = Counter()
@@ -407,6 +408,7 @@ class SimulatedDecodeNode(Node):
             targets=[Target(self.seat, [self.region])],
             send=self.links.send,
             hang_up=self.links.hang_up,
+            debug=script.debug,
             clock=clock,
         )
         self.links.deliver_to(cast(Pump, self.pump), self.receiver)
@@ -467,21 +469,16 @@ class SimulatedDecodeNode(Node):
 
     # ---- what must hold ----
 
-    def _transfer_name(self, owner: Owner) -> str:
-        return engine_id(TransferKey(owner.request_id, owner.attempt, self.instance))
-
     def _check_landing(self, flight: Flight) -> None:
-        """It brings the page that belongs there, of the attempt that holds the block and still waits for it."""
-        tag = self.around.tags.tag(int.from_bytes(flight.bytes, "little"))
+        """It brings the page that belongs there, of an attempt that holds the block and still waits for it."""
+        tag = tag_of(int.from_bytes(flight.bytes, "little"))
         block, layer = self.pages.place(flight.target)
-        if tag is None:
-            raise Violation(f"a page that nobody has computed lands in block {block} of {self.instance}")
-        owner = self._owner_of(tag.owner)
-        if owner is None or not self.engine.owns(owner):
-            raise Violation(f"{tag} lands in block {block} of {self.instance}, which is not its own any more")
-        table = self.pages.table(owner)
-        if layer != tag.layer or tag.page >= len(table) or table[tag.page] != block:
-            raise Violation(f"{tag} lands in block {block}, layer {layer} of {self.instance}: not its place")
+        where = f"{flight.transfer} brings {tag} to block {block}, layer {layer} of {self.instance}"
+        owner = self._owner_of(flight.transfer)
+        if tag is None or tag.layer != layer:
+            raise Violation(f"{where}: not what belongs there")
+        if owner is None or self.engine.place_of(owner, tag.page) != block:
+            raise Violation(f"{where}, which is not its own, or not any more")
 
     def _owner_of(self, name: str) -> Owner | None:
         """None if the transfer is of another instance."""
@@ -489,8 +486,8 @@ class SimulatedDecodeNode(Node):
         request, _, attempt = key.rpartition("#")
         return Owner(request, int(attempt)) if instance == self.instance else None
 
-    def _check_freed(self, owner: Owner, blocks: object) -> None:
+    def _check_freed(self, owner: Owner, blocks: Sequence[int]) -> None:
         aimed = self.around.network.may_land(self.fabric)
-        for block in self.pages.table(owner):
+        for block in blocks:
             if not aimed.isdisjoint(self.pages.addresses(block)):
                 raise Violation(f"block {block} of {owner} on {self.instance} comes free while a peer may write to it")

@@ -192,7 +192,7 @@ class SimulatedRouter:
         return DecodeRequest(
             request=request.key,
             public_id=request.key,
-            prompt=[7] * request.submission.tokens,
+            prompt=[request.submission.family] * request.submission.tokens,
             sampling=SamplingParams(max_new_tokens=request.submission.new_tokens),
             deadline_s=max(0.0, request.deadline - self._around.schedule.now),
             prefills=[address(prefill) for prefill in ranking],

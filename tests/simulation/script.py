@@ -36,6 +36,7 @@ class FaultKind(Enum):
     FAIL_FORWARD = "fail forward"
     HOLD_GATE = "hold gate"
     NEW_ROUTER = "new router"
+    PAUSE_ROUTER = "pause router"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +57,8 @@ class Submission:
 
     at: float
     tokens: int
+    family: int
+    """Prompts of one family begin alike, as far as both go."""
     new_tokens: int
     deadline_s: float
     abort_at: float | None
@@ -97,6 +100,10 @@ class Script:
     chunk_tokens: int
     small_prefill: bool
     """The first prefill node is too small for long prompts, and says so."""
+    shared: tuple[bool, bool]
+    """Whether prefill and decode nodes keep prefixes for later hits."""
+    debug: bool
+    """Checksums are compared before a request goes on."""
     fence_needs_dead_peer: bool
     manners: Manners
     submissions: tuple[Submission, ...]
@@ -123,6 +130,8 @@ def draw(seed: int) -> Script:
         decode_blocks=64 if profile is Profile.FAILOVER else rng.choice([8, 16, 24]),
         chunk_tokens=rng.choice([2, 4, 16]),
         small_prefill=prefills == 2 and profile is Profile.CALM and rng.random() < 0.3,
+        shared=(rng.random() < 0.4, rng.random() < 0.3),
+        debug=rng.random() < 0.15,
         fence_needs_dead_peer=rng.random() < 0.4,
         manners=_manners(rng, profile),
         submissions=submissions,
@@ -137,6 +146,7 @@ def _submission(rng: Random, profile: Profile, choices: Random) -> Submission:
     return Submission(
         at=at,
         tokens=rng.choice([1, rng.randint(2, 8), rng.randint(4, 14)]),
+        family=rng.randrange(2),
         new_tokens=rng.randint(1, 3),
         deadline_s=rng.choice([0.5, 3.0, 20.0]) if profile is Profile.CHAOS else 60.0,
         abort_at=at + rng.random() * rng.choice([0.02, 0.2, 5.0]) if leaves else None,
