@@ -29,7 +29,7 @@ def play(seed: int, say: Callable[[str], None] | None = None) -> None:
     world = World(script)
     clock = world.schedule.clock
     world.say = lambda line: say(f"{clock():12.6f}  {line}")
-    with _told(world.say):
+    with told(world.say):
         _play(world)
 
 
@@ -69,7 +69,7 @@ def quiet() -> Iterator[None]:
 
 
 @contextmanager
-def _told(say: Callable[[str], None]) -> Iterator[None]:
+def told(say: Callable[[str], None]) -> Iterator[None]:
     """What the nodes log becomes part of the trace."""
     handler = _Teller(say)
     level = logging.root.level
