@@ -8,17 +8,20 @@ from pathlib import Path
 import pytest
 import torch
 
+from engine.contexts import split
 from engine.device_progress import DeviceProgressWord
 from engine.device_runner import DeviceRunner, DeviceSizes, Graphs
 from engine.forward_batch import ForwardBatch
 from engine.models.loading import LoadedModel
 from engine.padding import PaddedBatch, Padding
 from engine.runner import SampledToken
+from protocol.context import NO_CONTEXT, ContextLayout, ContextPart
 from protocol.sampling import SamplingParams
 from tests.engine.fake_cuda import FakeDriver
 from tests.engine.fake_device import ImmediateStreams, StaticAttention, StaticPlanner, record
 from tests.engine.runners import GREEDY, Bench, RunSequence, batch, texts
 from tests.engine.tiny_models import greedy, prompt_of
+from tests.oracle import Oracle
 from tests.tiny_model import VOCAB, save_weights
 
 NEW = 6
@@ -32,7 +35,12 @@ class DeviceBench(Bench):
         return StaticAttention(self.cache, torch.float32)
 
     def runner(
-        self, graphs: bool, pairs: int, padding: Padding | None = None, resources: ExitStack | None = None
+        self,
+        graphs: bool,
+        pairs: int,
+        padding: Padding | None = None,
+        resources: ExitStack | None = None,
+        context: ContextLayout = NO_CONTEXT,
     ) -> DeviceRunner:
         shapes = padding or self.padding()
         return DeviceRunner(
@@ -42,6 +50,7 @@ class DeviceBench(Bench):
             DeviceSizes(CPU, torch.float32, VOCAB, shapes.max_tokens, shapes.max_requests),
             Graphs(shapes, record) if graphs else None,
             resources=resources,
+            context=context,
         )
 
     def padding(self) -> Padding:
@@ -204,3 +213,19 @@ def test_b05_a_graph_captured_for_short_sequences_is_not_replayed_for_long_ones(
     stale = last_slices(directory, WithoutLongest)
     assert stale[900] == right[900]
     assert stale[5000] != right[5000]
+
+
+@pytest.mark.parametrize(("graphs", "pairs"), WAYS)
+def test_contexts_come_with_the_tokens(tiny_llama: Path, bench: DeviceBench, graphs: bool, pairs: int) -> None:
+    """Of one row in the middle of its chunk, beside one that wants none."""
+    layout = ContextLayout((ContextPart("hidden", 64 * 4), ContextPart("logits", VOCAB * 4)))
+    runner, prompts = bench.runner(graphs, pairs, context=layout), [prompt_of(9, seed=1), prompt_of(5, seed=2)]
+    first, second = (bench.sequence(name, prompt) for name, prompt in zip("AB", prompts, strict=True))
+    result = runner.launch(batch(replace(first.row(), context=7), second.row())).result()
+    (values,) = result.contexts
+    for kept, expected in zip(split(layout, values), Oracle(tiny_llama).context(prompts[0]), strict=True):
+        torch.testing.assert_close(kept, expected, atol=1e-4, rtol=1e-4)
+    take([first, second], result.tokens)
+    assert [s.generated for s in (first, second)] == [greedy(tiny_llama, prompt, 1) for prompt in prompts]
+    assert runner.launch(batch(first.row(), second.row())).result().contexts == ()
+    runner.close()
