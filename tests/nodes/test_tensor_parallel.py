@@ -24,7 +24,7 @@ LAYERS, CHUNK = 3, 40
 LENGTHS = (2, 17, 33, 65, 90)
 PARALLEL = ("tp:1", "tp:2", "tp:4")
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 @dataclass(frozen=True)
