@@ -187,13 +187,14 @@ class CacheManager:
         return holding.slot if holding else None
 
     def keep_context(self, request: Request, values: torch.Tensor) -> None:
-        """That a forward has computed: in the slot that goes with its blocks, else with the request."""
+        """That a forward has computed: of a prefill-only request in the slot that goes with its blocks."""
         assert self.contexts is not None
-        slot = self.slot(request.owner)
-        if slot is None:
-            request.context = split(self.contexts.layout, values)
-        else:
+        if request.prefill_only:
+            slot = self.slot(request.owner)
+            assert slot is not None, "taken at admission, kept until its release"
             self.contexts.write(slot, values)
+        else:
+            request.context = split(self.contexts.layout, values)
 
     def receive_context(self, request: Request, arrived: bool) -> None:
         """The request takes over what is in its slot, if anything has `arrived` there, and the slot comes free: nobody

@@ -178,6 +178,16 @@ def test_what_has_come_goes_with_the_request_and_its_slot_is_free_at_once() -> N
     assert seen(request.context) == [7.0, 77.0]
 
 
+def test_sequences_of_a_prompt_from_elsewhere_share_it() -> None:
+    h = Harness(context_slots=1)
+    parent = h.make("A", 9, 2, n=3)
+    arrive(h, h.engine.reserve(parent).context_slot, 7.0, 77.0)
+    h.engine.resume("A", computed=8)
+    assert [seen(h.engine.context(name)) for name in ("A", *parent.child_ids())] == [[7.0, 77.0]] * 3
+    h.run()
+    h.assert_at_rest()
+
+
 def test_without_a_free_slot_nothing_is_reserved() -> None:
     h = Harness(context_slots=1)
     h.reserve("A", 9, 2)
