@@ -50,3 +50,23 @@ def test_a_nodes_share_begins_before_its_request_goes_out_and_ends_after_its_fir
             assert 0 < run.times.sent < sender.sent_at[0] < came_at < run.times.first_token
 
     asyncio.run(work())
+
+
+def test_the_first_token_is_the_first_of_any_choice_and_the_last_of_any_too() -> None:
+    async def work() -> None:
+        sender = TimedSender()
+        members = Membership("", 0.0)
+        members.observe(node_status("d"), 0.0)
+        dispatcher = Dispatcher(members, sender, Metrics(), requests_per_node=1, queue_limit=1, clock=sender.clock)
+        request = TokenRequest("key", "", [5], SamplingParams(max_new_tokens=2), received_at=0.0, deadline=1e9, n=2)
+        async with asyncio.timeout(DEADLINE_S), Run(dispatcher, request, IDLE_S) as run:
+            first = asyncio.ensure_future(anext(run))
+            await sender.sent.wait()
+            for choice in (1, 0):
+                dispatcher.on_message("d", TokenDelta(request="key", index=0, tokens=[7], choice=choice))
+            assert await first == Tokens([7], choice=1)
+            first_token = run.times.first_token
+            assert await anext(run) == Tokens([7], choice=0)
+            assert run.times.first_token == first_token < run.times.last_token
+
+    asyncio.run(work())
