@@ -44,7 +44,7 @@ class Sender:
         )
         remote = region.remote
         self.tell(
-            provider=provider, landing=landing.address.hex(), key=remote.key, base=remote.base, length=remote.length
+            provider=provider, landing=landing.address.hex(), keys=remote.keys, base=remote.base, length=remote.length
         )
 
     def tell(self, **order: object) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fabric.api import MemoryRegion, PageWrites, RemoteRegion, Sending, TransferEngine, WritesEnded
+from fabric.api import MemoryRegion, PageWrites, RailKey, RemoteRegion, Sending, TransferEngine, WritesEnded
 from fabric.libfabric import open_engine
 
 IN_FLIGHT = 4
@@ -34,7 +34,7 @@ def write_pages(
     engine: TransferEngine, sending: Sending, region: MemoryRegion, order: dict[str, Any], turn: dict[str, Any]
 ) -> None:
     """`writes` pages of `page` bytes, over and over the same memory, all with one immediate."""
-    target = RemoteRegion(order["key"], order["base"], order["length"])
+    target = RemoteRegion(tuple(RailKey(*pair) for pair in order["keys"]), order["base"], order["length"])
     page, pages, left, open_ = turn["page"], order["length"] // turn["page"], turn["writes"], 0
     while left or open_:
         while left and open_ < IN_FLIGHT:

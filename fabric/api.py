@@ -7,16 +7,24 @@ from any thread. Nothing here raises for a failure of the network: those are eve
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from fabric.errors import OperationError
 
 
+class RailKey(NamedTuple):
+    """The protection key of a memory on one rail of its engine."""
+
+    rail: int
+    key: int
+
+
 @dataclass(frozen=True, slots=True)
 class RemoteRegion:
-    """What a peer needs to write into a memory: the protection key, and the base that byte offsets are added to
-    (the virtual address, or 0 where the provider counts from the region's start), and the length in bytes."""
+    """What a peer needs to write into a memory: its keys, on the rails that reach it, the base that byte offsets are
+    added to (the virtual address, or 0 where the provider counts from the region's start), and the length in bytes."""
 
-    key: int
+    keys: tuple[RailKey, ...]
     base: int
     length: int
 
@@ -56,7 +64,8 @@ class PageWrites:
 
 @dataclass(frozen=True, slots=True)
 class Landing:
-    """A receiving endpoint opened for one peer instance. `address`: opaque bytes that the peer connects to."""
+    """A receiving endpoint opened for one peer instance, on every rail. `address`: opaque bytes that the peer connects
+    to. What arrives is counted over all rails together."""
 
     id: int
     peer: str
@@ -168,16 +177,25 @@ class TransferEngine(ABC):
     provider: str
     """libfabric's name of it ("net", "tcp;ofi_rxm", "efa", ...), "same-host" where there is none, or "simulated"."""
 
+    rails: int
+    """NICs, or interfaces, that it uses side by side; memory, endpoints and batches may use all of them."""
+
     @abstractmethod
     def register(
-        self, address: int, length: int, device: int | None = None, file: int | None = None, file_offset: int = 0
+        self,
+        address: int,
+        length: int,
+        device: int | None = None,
+        file: int | None = None,
+        file_offset: int = 0,
+        rails: Sequence[int] | None = None,
     ) -> MemoryRegion:
         """Name `length` bytes at `address` to the network. The memory must not move or be freed before
         `deregister`. `device`: the ordinal of the CUDA device whose memory it is; None: the host's. `file`: a memfd
         that the memory is a shared mapping of, from `file_offset` on, and that may be sealed against growing and
         shrinking: peers of this user on this host may read it then, by a descriptor of their own, even after
-        `deregister`. Raises RegistrationFailed, FabricUsageError for what is no memory and where devices' memory cannot
-        be registered."""
+        `deregister`. `rails`: those that shall carry its pages; None: all. Raises RegistrationFailed, FabricUsageError
+        for what is no memory or no rail, and where devices' memory cannot be registered."""
 
     @abstractmethod
     def deregister(self, region: MemoryRegion) -> None:
@@ -211,9 +229,9 @@ class TransferEngine(ABC):
 
     @abstractmethod
     def write(self, endpoint: Sending, batch: PageWrites) -> int:
-        """Queue a batch for posting now; returns its handle. Posting happens in C, within the cap on
-        outstanding writes, fairly between endpoints. Raises EndpointClosed, and FabricUsageError for a batch that
-        leaves its regions or the address space."""
+        """Queue a batch for posting now; returns its handle. Posting happens in C, within the cap on outstanding
+        writes, fairly between endpoints, the rails of its source taking turns. Raises EndpointClosed, and
+        FabricUsageError for a batch that leaves its regions or the address space."""
 
     @abstractmethod
     def write_when(self, endpoint: Sending, word_address: int, threshold: int, batch: PageWrites) -> int:
@@ -259,6 +277,10 @@ class TransferEngine(ABC):
 
     @abstractmethod
     def counters(self) -> FabricCounters: ...
+
+    @abstractmethod
+    def writes_by_rail(self) -> list[int]:
+        """Writes posted on each rail since the engine was opened."""
 
     @abstractmethod
     def gauges(self) -> FabricGauges: ...

@@ -12,6 +12,7 @@ import resource
 import secrets
 import threading
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Any
@@ -24,6 +25,7 @@ from fabric.api import (
     Landing,
     MemoryRegion,
     PageWrites,
+    RailKey,
     RemoteRegion,
     Sending,
     TransferEngine,
@@ -32,10 +34,14 @@ from fabric.api import (
 from fabric.errors import EndpointClosed, FabricUnavailable, FabricUsageError, FenceFailed, RegistrationFailed
 from fabric.immediates import unpack
 from fabric.landing_address import LandingAddress
-from fabric.limits import Limits
+from fabric.limits import MAX_RAILS, Limits
 from fabric.native import core, describe
 from fabric.native_events import decode
+from fabric.rails import Rail, lanes
 from fabric.same_host import SAME_HOST
+
+NIC_PROVIDERS = ("efa", "verbs;ofi_rxm")
+"""Those that drive a NIC themselves."""
 
 PREFERENCE = ("efa", "verbs;ofi_rxm", "tcp", "net", "tcp;ofi_rxm")
 """Best first. NICs before sockets; native reliable-datagram endpoints before the layered ones."""
@@ -65,31 +71,38 @@ def open_engine(
     limits: Limits | None = None,
     device_memory: bool = False,
     same_host: bool = False,
+    rails: Sequence[Rail] = (),
 ) -> "LibfabricEngine":
-    """The best provider that opens on `node`, or exactly `provider`. `device_memory`: one that also takes memory of
-    CUDA devices (FI_HMEM). `same_host`: beside it, shared memory for peers on this host; SAME_HOST as the provider is
-    that alone. Raises FabricUnavailable with the reasons."""
+    """The best provider that opens on every one of `rails`, or exactly `provider`; without rails, on `node`.
+    `device_memory`: one that also takes memory of CUDA devices (FI_HMEM). `same_host`: beside it, shared memory for
+    peers on this host; SAME_HOST as the provider is that alone. Raises FabricUnavailable with the reasons."""
+    reasons, rails = [], rails or [Rail(node)]
     if provider == SAME_HOST:
-        device_memory, same_host = False, True
-    reasons = []
+        device_memory, same_host, rails = False, True, []
+    if len(rails) > MAX_RAILS:
+        raise FabricUnavailable(f"{len(rails)} NICs, at most {MAX_RAILS} work together: name fewer with --nics")
     for name in [provider] if provider else PREFERENCE:
-        raw, reason = _open_core(name, node, limits or Limits(), device_memory)
+        raw, reason = _open_core(name, rails, limits or Limits(), device_memory)
         if raw is not None:
-            return LibfabricEngine(raw, name, same_host)
+            return LibfabricEngine(raw, name, same_host, len(rails))
         reasons.append(f"{name}: {reason}")
     lacking = "provider that takes memory of CUDA devices" if device_memory else "usable provider"
     raise FabricUnavailable(
-        f"libfabric {version()} offers no {lacking} on {node} ({'; '.join(reasons)}); "
-        f"usable there: {', '.join(providers(node)) or 'none'}"
+        f"libfabric {version()} offers no {lacking} on {', '.join(map(str, rails))} ({'; '.join(reasons)}); "
+        f"usable there: {', '.join(providers(rails[0].node)) or 'none'}"
     )
 
 
-def _open_core(provider: str, node: str, limits: Limits, device_memory: bool) -> tuple[Any, str]:
+def _open_core(provider: str, rails: Sequence[Rail], limits: Limits, device_memory: bool) -> tuple[Any, str]:
     ffi, lib = core()
     name = ffi.NULL if provider == SAME_HOST else ffi.new("char[]", provider.encode())
-    address = ffi.new("char[]", node.encode())
+    names = ffi.new("kf_rail_name[]", len(rails))
+    kept = []  # the core copies before the call returns
+    for rail, of_rail in zip(rails, names, strict=True):
+        kept.append((ffi.new("char[]", rail.node.encode()), ffi.new("char[]", (rail.domain or "").encode())))
+        of_rail.node, of_rail.domain = kept[-1][0], kept[-1][1] if rail.domain else ffi.NULL
     options = ffi.new("kf_options *")
-    options.provider, options.node = name, address
+    options.provider, options.rails, options.rail_count = name, names, len(rails)
     options.endpoint_cap, options.domain_cap = limits.endpoint_writes, limits.domain_writes
     options.device_memory = device_memory
     options.connect_timeout_ns = int(limits.connect_seconds * 1e9)
@@ -128,10 +141,11 @@ class _Registered:
 class LibfabricEngine(TransferEngine):
     """Made by `open_engine`. Owns every libfabric object; handles and ids are never reused."""
 
-    def __init__(self, raw: Any, provider: str, same_host: bool) -> None:
+    def __init__(self, raw: Any, provider: str, same_host: bool, rails: int) -> None:
         self._ffi, self._lib = core()
         self._raw = raw
         self.provider = provider
+        self.rails = max(1, rails)
         self._same_host = same_host
         self._ids = count(1)
         self._regions: dict[int, _Registered] = {}
@@ -158,24 +172,31 @@ class LibfabricEngine(TransferEngine):
         return bool(self._lib.kf_takes_device_memory(self._open()))
 
     def register(
-        self, address: int, length: int, device: int | None = None, file: int | None = None, file_offset: int = 0
+        self,
+        address: int,
+        length: int,
+        device: int | None = None,
+        file: int | None = None,
+        file_offset: int = 0,
+        rails: Sequence[int] | None = None,
     ) -> MemoryRegion:
         paged.check_memory(address, length)
+        reached = paged.check_rails(rails, self.rails)
         if device is not None and not self.device_memory:
             raise FabricUsageError("memory of CUDA devices needs an engine opened with device_memory=True")
         if device is not None and device < 0:
             raise FabricUsageError(f"there is no CUDA device {device}")
         ordinal = -1 if device is None else device
         shared = self._same_host and file is not None
-        fd = file if shared else -1
-        memory = self._ffi.new("kf_memory *", (address, length, secrets.randbits(64), ordinal, fd, file_offset))
+        mask, fd = sum(1 << rail for rail in reached), file if shared else -1
+        memory = self._ffi.new("kf_memory *", (address, length, secrets.randbits(64), ordinal, fd, file_offset, mask))
         raw = self._lib.kf_register(self._open(), memory, self._error)
         if raw == self._ffi.NULL:
             raise RegistrationFailed(f"{describe(self._error)} for {length} bytes at {address:#x}; {_remedy(device)}")
         region = next(self._ids)
         self._regions[region] = _Registered(raw, shared, device is not None)
-        remote = RemoteRegion(self._lib.kf_region_key(raw), self._lib.kf_region_base(raw), length)
-        return MemoryRegion(region, address, length, remote)
+        keys = tuple(RailKey(rail, self._lib.kf_region_key(raw, rail)) for rail in reached)
+        return MemoryRegion(region, address, length, RemoteRegion(keys, self._lib.kf_region_base(raw), length))
 
     def is_dmabuf(self, region: MemoryRegion) -> bool:
         """Whether the NIC was given the device's pages by a dmabuf; otherwise by address."""
@@ -197,25 +218,28 @@ class LibfabricEngine(TransferEngine):
         raw = self._lib.kf_open_landing(self._open(), endpoint, same_host, self._error)
         self._add_endpoint(endpoint, raw, peer, landing=True)
         name = self._lib.kf_same_host_name(raw)
-        address = LandingAddress(self._rails(endpoint, raw), self._ffi.string(name) if name else b"")
+        address = LandingAddress(self._addresses(endpoint, raw), self._ffi.string(name) if name else b"")
         return Landing(endpoint, peer, address.encode())
 
-    def _rails(self, endpoint: int, raw: Any) -> tuple[bytes, ...]:
+    def _addresses(self, endpoint: int, raw: Any) -> tuple[bytes, ...]:
+        """By rail."""
         if self.provider == SAME_HOST:
             return ()
-        buffer, size = self._ffi.new("char[]", _ADDRESS_BYTES), self._ffi.new("size_t *", _ADDRESS_BYTES)
+        room = _ADDRESS_BYTES * self.rails
+        buffer, size = self._ffi.new("char[]", room), self._ffi.new("size_t *", room)
         if self._lib.kf_endpoint_address(raw, buffer, size, self._error):
             peer = self._endpoints[endpoint].peer
             self._close(endpoint)
             raise FabricUnavailable(f"no address for {peer}: {describe(self._error)}")
-        return (self._ffi.buffer(buffer, size[0])[:],)
+        whole, each = self._ffi.buffer(buffer, size[0])[:], size[0] // self.rails
+        return tuple(whole[at : at + each] for at in range(0, len(whole), each))
 
     def connect(self, peer: str, landing_address: bytes) -> Sending:
         endpoint, address = next(self._ids), LandingAddress.decode(landing_address) or LandingAddress()
         raw = self._connect_same_host(endpoint, address.same_host)
         if raw == self._ffi.NULL:
-            rail = address.rails[0] if address.rails else b""
-            raw = self._lib.kf_connect(self._open(), endpoint, rail, len(rail), self._error)
+            rails = b"".join(address.rails)
+            raw = self._lib.kf_connect(self._open(), endpoint, rails, len(rails), self._error)
         self._add_endpoint(endpoint, raw, peer, landing=False)
         return Sending(endpoint, peer)
 
@@ -267,8 +291,8 @@ class LibfabricEngine(TransferEngine):
     def _submit(self, endpoint: Sending, batch: PageWrites, word_address: int, threshold: int) -> int:
         opened = self._find(endpoint)
         paged.check(batch)
-        region = self._region(batch.source)
-        if not region.shared and self.provider_of(endpoint) == SAME_HOST:
+        region, local = self._region(batch.source), self.provider_of(endpoint) == SAME_HOST
+        if local and not region.shared:
             raise FabricUsageError("this memory is not shared with peers on this host: register it with its file")
         # from_buffer keeps these arrays alive; the core copies before the call returns
         sources = self._ffi.from_buffer("uint64_t[]", array("Q", batch.source_indices))
@@ -278,14 +302,22 @@ class LibfabricEngine(TransferEngine):
         writes.source_stride, writes.source_indices, writes.source_region = batch.source_stride, sources, region.raw
         writes.target = batch.target.base + batch.target_offset
         writes.target_stride, writes.target_indices = batch.target_stride, targets
-        writes.target_key, writes.immediate = batch.target.key, batch.immediate
-        writes.count, writes.length = len(batch.source_indices), batch.length
+        ways = self._lanes(endpoint, batch, local)
+        writes.lanes, writes.lane_count = ways, len(ways)
+        writes.count, writes.length, writes.immediate = len(batch.source_indices), batch.length, batch.immediate
         handle = next(self._ids)
         raw = self._lib.kf_write(self._raw, opened.raw, handle, writes, word_address, threshold)
         if raw == self._ffi.NULL:
             raise MemoryError(f"{len(batch.source_indices)} writes")
         self._batches[handle] = raw, opened.peer
         return handle
+
+    def _lanes(self, endpoint: Sending, batch: PageWrites, local: bool) -> Any:
+        """`local`: the same-host path, which has one, and knows memory by its first key."""
+        rails = [0] if local else [rail for rail, _ in batch.source.remote.keys]
+        keys = batch.target.keys[:1] if local else batch.target.keys
+        found = lanes(rails, keys, chance=endpoint.id)
+        return self._ffi.new("kf_lane[]", [(rail, remote.rail, remote.key) for rail, remote in found])
 
     def cancel(self, handle: int) -> tuple[int, int]:
         if handle not in self._batches:
@@ -344,6 +376,9 @@ class LibfabricEngine(TransferEngine):
     def counters(self) -> FabricCounters:
         raw = self._read_counters()
         return FabricCounters(**{name: getattr(raw, name) for name in FabricCounters.__dataclass_fields__})
+
+    def writes_by_rail(self) -> list[int]:
+        return [int(self._lib.kf_rail_posted(self._open(), rail)) for rail in range(self.rails)]
 
     def gauges(self) -> FabricGauges:
         raw = self._read_counters()

@@ -2,12 +2,16 @@
 
 from dataclasses import dataclass
 
+MAX_RAILS = 32
+"""That one engine uses side by side."""
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """endpoint_writes: writes outstanding on one endpoint. domain_writes: in all; an endpoint with none outstanding
-    may always post one, so that stalled peers cannot keep another from its turn. connect_seconds: an endpoint that
-    could not post for so long, with nothing outstanding, has failed; a tenth of it once it was connected.
+    """endpoint_writes: writes outstanding on one rail of an endpoint. domain_writes: in all, times rails; an endpoint
+    with none outstanding may always post one, so that stalled peers cannot keep another from its turn.
+    connect_seconds: an endpoint that could not post for so long, with nothing outstanding, has failed; a tenth of it
+    once it was connected.
     """
 
     endpoint_writes: int = 64

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from fabric.api import PageWrites
 from fabric.errors import FabricUsageError
+from fabric.limits import MAX_RAILS
 
 ADDRESS_SPACE = 1 << 64
 
@@ -33,7 +34,10 @@ def check(batch: PageWrites) -> None:
     if len(batch.source_indices) != len(batch.target_indices):
         raise FabricUsageError(f"{len(batch.source_indices)} source against {len(batch.target_indices)} target indices")
     _check_bits("length", batch.length, 64)
-    _check_bits("key", target.key, 64)
+    for rail, key in target.keys:
+        if not 0 <= rail < MAX_RAILS:
+            raise FabricUsageError(f"no peer has a rail {rail}")
+        _check_bits("key", key, 64)
     check_immediate(batch.immediate)
     _check_side(
         _Side("source", source.address, source.length, batch.source_indices, batch.source_stride, batch.source_offset),
@@ -43,6 +47,15 @@ def check(batch: PageWrites) -> None:
         _Side("target", target.base, target.length, batch.target_indices, batch.target_stride, batch.target_offset),
         batch.length,
     )
+
+
+def check_rails(rails: Sequence[int] | None, available: int) -> list[int]:
+    """Those that are meant. Raises FabricUsageError for what is none of them."""
+    if rails is None:
+        return list(range(available))
+    if not rails or len(set(rails)) < len(rails) or not set(rails) <= set(range(available)):
+        raise FabricUsageError(f"{list(rails)} are no rails of {available}")
+    return list(rails)
 
 
 def check_memory(address: int, length: int) -> None:

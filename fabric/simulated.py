@@ -5,6 +5,7 @@ same conformance suite. `progress(0)` takes exactly one turn, so a single thread
 
 import threading
 import time
+from collections.abc import Sequence
 from itertools import count
 
 from fabric import paged
@@ -15,6 +16,7 @@ from fabric.api import (
     Landing,
     MemoryRegion,
     PageWrites,
+    RailKey,
     RemoteRegion,
     Sending,
     TransferEngine,
@@ -24,8 +26,9 @@ from fabric.errors import EndpointClosed, FabricUsageError, FenceFailed, Operati
 from fabric.faults import Faults
 from fabric.immediates import pack
 from fabric.limits import Limits
+from fabric.rails import Lane
 from fabric.simulated_batches import SimulatedBatch
-from fabric.simulated_network import SimulatedNetwork
+from fabric.simulated_network import ADDRESS_BYTES, SimulatedNetwork
 from fabric.simulated_sender import SimulatedSender
 
 __all__ = ["Faults", "SimulatedEngine", "SimulatedNetwork"]
@@ -34,21 +37,27 @@ _STEPS_PER_TURN = 16
 _NAP_SECONDS = 0.0005  # between turns while words are armed or writes in flight
 
 
+def _addresses(landing: bytes) -> list[bytes]:
+    """By rail."""
+    return [landing[at : at + ADDRESS_BYTES] for at in range(0, len(landing), ADDRESS_BYTES)]
+
+
 class SimulatedEngine(TransferEngine):
     """`name` appears in nothing but its repr. Every call takes the network's lock."""
 
     provider = "simulated"
 
-    def __init__(self, network: SimulatedNetwork, name: str = "", limits: Limits | None = None) -> None:
+    def __init__(self, network: SimulatedNetwork, name: str = "", limits: Limits | None = None, rails: int = 1) -> None:
         self.changed = threading.Condition(network.lock)
         self._network = network
         self._name = name
+        self.rails = rails
         self._ids = count(1)
         self._closed = self._woken = False
         self._unfenced = 0
         self._regions: dict[int, MemoryRegion] = {}
         self._landings: dict[int, Landing] = {}
-        self._sender = SimulatedSender(network, self, limits or Limits())
+        self._sender = SimulatedSender(network, self, limits or Limits(), rails)
         self._counting = ImmediateCounter()
         network.join(self)
 
@@ -61,24 +70,32 @@ class SimulatedEngine(TransferEngine):
         self._counting.count(landing, immediate, now)
         self.changed.notify_all()
 
-    def region_of(self, key: int) -> MemoryRegion | None:
-        return next((region for region in self._regions.values() if region.remote.key == key), None)
+    def region_of(self, key: RailKey) -> MemoryRegion | None:
+        return next((region for region in self._regions.values() if key in region.remote.keys), None)
 
-    def completed(self, batch: SimulatedBatch, error: OperationError | None, now: int) -> None:
-        self._sender.on_completed(batch, error, now)
+    def completed(self, batch: SimulatedBatch, lane: Lane, error: OperationError | None, now: int) -> None:
+        self._sender.on_completed(batch, lane, error, now)
         self.changed.notify_all()
 
     # Memory and endpoints.
 
     def register(
-        self, address: int, length: int, device: int | None = None, file: int | None = None, file_offset: int = 0
+        self,
+        address: int,
+        length: int,
+        device: int | None = None,
+        file: int | None = None,
+        file_offset: int = 0,
+        rails: Sequence[int] | None = None,
     ) -> MemoryRegion:
         paged.check_memory(address, length)
+        reached = paged.check_rails(rails, self.rails)
         if device is not None:
             raise FabricUsageError("the simulated network copies between memories of the host alone")
         with self._network.lock:
             self._check_open()
-            remote = RemoteRegion(self._network.new_key(), address, length)
+            keys = tuple(RailKey(rail, self._network.new_key()) for rail in reached)
+            remote = RemoteRegion(keys, address, length)
             region = MemoryRegion(next(self._ids), address, length, remote)
             self._regions[region.id] = region
             return region
@@ -92,7 +109,8 @@ class SimulatedEngine(TransferEngine):
         with self._network.lock:
             self._check_open()
             endpoint = next(self._ids)
-            landing = Landing(endpoint, peer, self._network.open_landing(self, endpoint))
+            addresses = [self._network.open_landing(self, endpoint) for _ in range(self.rails)]
+            landing = Landing(endpoint, peer, b"".join(addresses))
             self._landings[endpoint] = landing
             return landing
 
@@ -100,7 +118,7 @@ class SimulatedEngine(TransferEngine):
         with self._network.lock:
             self._check_open()
             sending = Sending(next(self._ids), peer)
-            self._sender.connect(sending.id, peer, landing_address)
+            self._sender.connect(sending.id, peer, _addresses(landing_address))
             return sending
 
     def provider_of(self, endpoint: Landing | Sending) -> str:
@@ -122,7 +140,7 @@ class SimulatedEngine(TransferEngine):
         """False if the fence failed."""
         del self._landings[landing.id]
         self._counting.drop(landing.id)
-        fenced = self._network.close_landing(landing.address)
+        fenced = self._network.close_landing(_addresses(landing.address))
         self._unfenced += not fenced
         return fenced
 
@@ -233,6 +251,10 @@ class SimulatedEngine(TransferEngine):
                 over_counts=self._counting.over_counts,
                 post_retries=self._sender.retries,
             )
+
+    def writes_by_rail(self) -> list[int]:
+        with self._network.lock:
+            return [self._sender.posted_by_rail[rail] for rail in range(self.rails)]
 
     def gauges(self) -> FabricGauges:
         with self._network.lock:

@@ -1,25 +1,33 @@
 """The sending side of the simulated fabric: batches, their endpoint's queue, and how they end."""
 
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass, field
 
 from fabric.api import EndpointFailed, Event, PageWrites, WritesEnded, WritesFailed
 from fabric.errors import OperationError
 from fabric.paged import writes
+from fabric.rails import Lane
 
 
 @dataclass(eq=False, slots=True)
 class SimulatedEndpoint:
-    """A sending endpoint. `events`: what its engine has to report, in order."""
+    """A sending endpoint. `landing_addresses`: by the peer's rail. `events`: what its engine has to report, in order.
+    `turn`: counts the writes, so that rails take turns."""
 
     id: int
     peer: str
-    landing_address: bytes
+    landing_addresses: list[bytes]
     events: list[Event]
     batches: "dict[int, SimulatedBatch]" = field(default_factory=dict)  # by handle, until they end
     queue: "deque[SimulatedBatch]" = field(default_factory=deque)  # to post now
-    outstanding: int = 0
+    outstanding: "Counter[int]" = field(default_factory=Counter)  # by our rail
+    turn: int = 0
     error: OperationError | None = None
+
+    def address_of(self, lane: Lane) -> bytes | None:
+        """None: the peer has no such rail."""
+        rail = lane.remote.rail
+        return self.landing_addresses[rail] if rail < len(self.landing_addresses) else None
 
     def fail(self, error: OperationError) -> None:
         """A failed write breaks its endpoint: everything not posted yet fails with the same reason."""
@@ -37,6 +45,7 @@ class SimulatedBatch:
     handle: int
     endpoint: SimulatedEndpoint
     writes: PageWrites
+    lanes: list[Lane]
     addresses: list[tuple[int, int]] = field(init=False)
     word: tuple[int, int] | None = None  # (address, threshold) while armed
     posted: int = 0
@@ -58,17 +67,26 @@ class SimulatedBatch:
     def unposted(self) -> bool:
         return not self.stopped and self.posted < len(self.addresses)
 
-    def on_posted(self, now: int) -> None:
+    def next_lane(self, cap: int) -> Lane | None:
+        """The next one that takes another write; their turns go on from batch to batch."""
+        for _ in self.lanes:
+            lane = self.lanes[self.endpoint.turn % len(self.lanes)]
+            self.endpoint.turn += 1
+            if self.endpoint.outstanding[lane.rail] < cap:
+                return lane
+        return None
+
+    def on_posted(self, lane: Lane, now: int) -> None:
         self.first_posted_ns = self.first_posted_ns or now
         self.last_posted_ns = now
         self.posted += 1
         self.outstanding += 1
-        self.endpoint.outstanding += 1
+        self.endpoint.outstanding[lane.rail] += 1
 
-    def on_completed(self, error: OperationError | None, now: int) -> None:
+    def on_completed(self, lane: Lane, error: OperationError | None, now: int) -> None:
         """One posted write is accounted for; `error` if it failed."""
         self.outstanding -= 1
-        self.endpoint.outstanding -= 1
+        self.endpoint.outstanding[lane.rail] -= 1
         self.completed_ns = now
         if error is None:
             self.completed += 1

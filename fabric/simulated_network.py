@@ -11,14 +11,17 @@ import os
 import random
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from fabric.api import MemoryRegion
+from fabric.api import MemoryRegion, RailKey
 from fabric.errors import OperationError
 from fabric.faults import Faults
+from fabric.rails import Lane
 from fabric.simulated_batches import SimulatedBatch, SimulatedEndpoint
+
+ADDRESS_BYTES = 16
 
 
 class NetworkUser(Protocol):
@@ -28,9 +31,9 @@ class NetworkUser(Protocol):
 
     def landed(self, landing: int, immediate: int, now: int) -> None: ...
 
-    def region_of(self, key: int) -> MemoryRegion | None: ...
+    def region_of(self, key: RailKey) -> MemoryRegion | None: ...
 
-    def completed(self, batch: SimulatedBatch, error: OperationError | None, now: int) -> None: ...
+    def completed(self, batch: SimulatedBatch, lane: Lane, error: OperationError | None, now: int) -> None: ...
 
 
 @dataclass(eq=False, slots=True)
@@ -39,11 +42,21 @@ class _Flight:
 
     sender: NetworkUser
     batch: SimulatedBatch
+    lane: Lane
     number: int
     source: int
     target: int
     due: int
     payload: bytes | None = None
+
+    @property
+    def landing_address(self) -> bytes | None:
+        return self.batch.endpoint.address_of(self.lane)
+
+    @property
+    def path(self) -> tuple[SimulatedEndpoint, int]:
+        """What keeps order."""
+        return self.batch.endpoint, self.lane.rail
 
     def move(self) -> None:
         ctypes.memmove(self.target, self.payload or self.source, self.batch.writes.length)
@@ -65,7 +78,7 @@ class SimulatedNetwork:
         self._faults = faults or Faults()
         self._random = random.Random(seed)
         self._engines: list[NetworkUser] = []
-        self._landings: dict[bytes, tuple[NetworkUser, int]] = {}
+        self._landings: dict[bytes | None, tuple[NetworkUser, int]] = {}
         self._flights: list[_Flight] = []
         self._late: list[_LateImmediate] = []
         self._held: list[NetworkUser] = []
@@ -115,16 +128,17 @@ class SimulatedNetwork:
         return self._random.getrandbits(64)
 
     def open_landing(self, engine: NetworkUser, endpoint: int) -> bytes:
-        address = self._random.randbytes(16)
+        address = self._random.randbytes(ADDRESS_BYTES)
         self._landings[address] = engine, endpoint
         return address
 
-    def close_landing(self, address: bytes) -> bool:
-        """The fence: writes in flight to it find no landing. False if it failed: they will."""
+    def close_landing(self, addresses: Sequence[bytes]) -> bool:
+        """The fence, on all rails: writes in flight to it find no landing. False if it failed: they will."""
         self._closings += 1
         if self._closings == self._faults.fail_fence:
             return False
-        del self._landings[address]
+        for address in addresses:
+            del self._landings[address]
         return True
 
     def close_sending(self, endpoint: SimulatedEndpoint) -> None:
@@ -146,11 +160,11 @@ class SimulatedNetwork:
         self._posts += 1
         return errno.ENOMEM if self._posts == self._faults.fail_post else 0
 
-    def launch(self, sender: NetworkUser, batch: SimulatedBatch) -> None:
+    def launch(self, sender: NetworkUser, batch: SimulatedBatch, lane: Lane) -> None:
         """Puts the batch's next write in flight."""
         self._writes += 1
         source, target = batch.addresses[batch.posted]
-        self._flights.append(_Flight(sender, batch, self._writes, source, target, self._due()))
+        self._flights.append(_Flight(sender, batch, lane, self._writes, source, target, self._due()))
 
     def _due(self) -> int:
         return self._steps + self._random.randint(0, self._faults.max_delay)
@@ -177,19 +191,19 @@ class SimulatedNetwork:
             late.receiver.landed(late.landing, late.immediate, time.monotonic_ns())
 
     def _is_held(self, flight: _Flight) -> bool:
-        landing = self._landings.get(flight.batch.endpoint.landing_address)
+        landing = self._landings.get(flight.landing_address)
         return landing is not None and landing[0] in self._held
 
     def _choose(self) -> _Flight | None:
-        """Any that is due when reordering, else the first whose endpoint has no earlier write under way."""
+        """Any that is due when reordering, else the first whose path has no earlier write under way."""
         due = [flight for flight in self._flights if flight.due <= self._steps and not self._is_held(flight)]
         if self._faults.reorder:
             return self._random.choice(due) if due else None
-        blocked: set[SimulatedEndpoint] = set()
+        blocked: set[tuple[SimulatedEndpoint, int]] = set()
         for flight in self._flights:
-            if flight in due and flight.batch.endpoint not in blocked:
+            if flight in due and flight.path not in blocked:
                 return flight
-            blocked.add(flight.batch.endpoint)
+            blocked.add(flight.path)
         return None
 
     def _deliver(self, flight: _Flight) -> None:
@@ -198,15 +212,15 @@ class SimulatedNetwork:
         if not flight.batch.ended and flight.sender not in self._dead:
             peer = flight.batch.endpoint.peer
             error = OperationError("simulated write", code, os.strerror(code), "", peer) if code else None
-            flight.sender.completed(flight.batch, error, now)
+            flight.sender.completed(flight.batch, flight.lane, error, now)
 
     def _land(self, flight: _Flight, now: int) -> int:
         """0, or the error number that the sender gets."""
         writes = flight.batch.writes
-        receiver, landing = self._landings.get(flight.batch.endpoint.landing_address, (None, 0))
+        receiver, landing = self._landings.get(flight.landing_address, (None, 0))
         if receiver is None or receiver in self._dead:
             return errno.ECONNRESET
-        region = receiver.region_of(writes.target.key)
+        region = receiver.region_of(flight.lane.remote)
         if region is None or not 0 <= flight.target - region.address <= region.length - writes.length:
             return errno.EACCES
         failed = flight.number == self._faults.fail_completion

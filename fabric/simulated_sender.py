@@ -4,12 +4,14 @@ import ctypes
 import errno
 import os
 import time
+from collections import Counter
 from collections.abc import Iterator
 
 from fabric import paged
 from fabric.api import Event, PageWrites, WritesEnded
 from fabric.errors import OperationError
 from fabric.limits import Limits
+from fabric.rails import Lane, lanes
 from fabric.simulated_batches import SimulatedBatch, SimulatedEndpoint
 from fabric.simulated_network import NetworkUser, SimulatedNetwork
 
@@ -19,21 +21,23 @@ _QUANTUM = 8  # writes that one endpoint posts before the next has its turn
 class SimulatedSender:
     """Every call under the network's lock. `events` collects what is to be reported."""
 
-    def __init__(self, network: SimulatedNetwork, owner: NetworkUser, limits: Limits) -> None:
+    def __init__(self, network: SimulatedNetwork, owner: NetworkUser, limits: Limits, rails: int) -> None:
         self._network = network
         self._owner = owner
         self._limits = limits
+        self._rails = rails
         self.endpoints: dict[int, SimulatedEndpoint] = {}
         self.events: list[Event] = []
+        self.posted_by_rail: Counter[int] = Counter()
         self.posted = self.completed = self.failed = self.bytes = self.retries = self.outstanding = 0
 
-    def connect(self, endpoint: int, peer: str, landing_address: bytes) -> None:
-        self.endpoints[endpoint] = SimulatedEndpoint(endpoint, peer, landing_address, self.events)
+    def connect(self, endpoint: int, peer: str, landing_addresses: list[bytes]) -> None:
+        self.endpoints[endpoint] = SimulatedEndpoint(endpoint, peer, landing_addresses, self.events, turn=endpoint)
 
     def close(self, endpoint: int) -> None:
         closed = self.endpoints.pop(endpoint)
         self._network.close_sending(closed)
-        self.outstanding -= closed.outstanding
+        self.outstanding -= closed.outstanding.total()
         for batch in list(closed.batches.values()):
             batch.abandon()
 
@@ -52,7 +56,9 @@ class SimulatedSender:
     def submit(self, endpoint: int, handle: int, writes: PageWrites, word: tuple[int, int] | None) -> None:
         """`word`: (address, threshold), or None to post now."""
         paged.check(writes)
-        batch = SimulatedBatch(handle, self.endpoints[endpoint], writes)
+        rails = [rail for rail, _ in writes.source.remote.keys]
+        ways = lanes(rails, writes.target.keys, chance=endpoint)
+        batch = SimulatedBatch(handle, self.endpoints[endpoint], writes, ways)
         if batch.endpoint.error is not None:
             batch.fail(batch.endpoint.error)
         elif word is None:
@@ -68,11 +74,11 @@ class SimulatedSender:
         ended = (event for event in self.events if isinstance(event, WritesEnded) and event.handle == handle)
         return next(((event.posted, event.completed) for event in ended), (0, 0))
 
-    def on_completed(self, batch: SimulatedBatch, error: OperationError | None, now: int) -> None:
+    def on_completed(self, batch: SimulatedBatch, lane: Lane, error: OperationError | None, now: int) -> None:
         self.outstanding -= 1
         self.completed += error is None
         self.failed += error is not None
-        batch.on_completed(error, now)
+        batch.on_completed(lane, error, now)
 
     def fire(self) -> None:
         """In threshold order, as a word that jumped past several must do."""
@@ -94,9 +100,9 @@ class SimulatedSender:
             self.endpoints[first] = self.endpoints.pop(first)
 
     def _may_post(self, endpoint: SimulatedEndpoint) -> bool:
-        if not endpoint.queue or endpoint.outstanding >= self._limits.endpoint_writes:
+        if not endpoint.queue:
             return False
-        return not endpoint.outstanding or self.outstanding < self._limits.domain_writes
+        return not endpoint.outstanding.total() or self.outstanding < self._limits.domain_writes * self._rails
 
     def _post_some(self, endpoint: SimulatedEndpoint) -> bool:
         posted = False
@@ -113,15 +119,19 @@ class SimulatedSender:
         return posted
 
     def _post_write(self, endpoint: SimulatedEndpoint, batch: SimulatedBatch) -> bool:
+        lane = batch.next_lane(self._limits.endpoint_writes)
+        if lane is None:
+            return False
         code = self._network.try_post()
         if code == errno.EAGAIN:
             self.retries += 1
         elif code:
             endpoint.fail(OperationError("simulated post", code, os.strerror(code), "", endpoint.peer))
         else:
-            self._network.launch(self._owner, batch)
-            batch.on_posted(time.monotonic_ns())
+            self._network.launch(self._owner, batch, lane)
+            batch.on_posted(lane, time.monotonic_ns())
             self.posted += 1
+            self.posted_by_rail[lane.rail] += 1
             self.outstanding += 1
             self.bytes += batch.writes.length
         return not code

@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 from fabric.api import MemoryRegion, PageWrites, RemoteRegion
 from kv_messenger.context import refuse_slot
+from kv_messenger.regions import as_remote
 from kv_messenger.runs import Run, RunCursor, count_runs, runs
 from kv_messenger.sharding import RankPair, assign_sets, rank_pairs
 from protocol.context import NO_CONTEXT
@@ -123,7 +124,7 @@ class TransferPlan:
             heads=len(pair.heads),
             source=self.regions[pair.source],
             source_offset=_bytes_before(self.source, pair.source, pair.heads),
-            target=RemoteRegion(to.key, to.base, to.length),
+            target=as_remote(to),
             target_offset=_bytes_before(self.target, pair.target, pair.heads),
         )
 
@@ -174,7 +175,7 @@ class TransferPlan:
                 source_indices=[slot],
                 source_stride=source.slot_bytes,
                 source_offset=source.offset(part.name),
-                target=RemoteRegion(to.region.key, to.region.base, to.region.length),
+                target=as_remote(to.region),
                 target_indices=[to.slot],
                 target_stride=target.slot_bytes,
                 target_offset=target.offset(part.name),

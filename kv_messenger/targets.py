@@ -6,6 +6,7 @@ from typing import Protocol
 
 from fabric.api import MemoryRegion
 from kv_messenger.attempts import Arrival
+from kv_messenger.regions import as_ticketed
 from protocol.messages import Failure, PrefillTimes
 from protocol.ticket import ContextSlot, RankRegion, TransferKey
 
@@ -40,16 +41,11 @@ class Target:
     @property
     def remote(self) -> list[RankRegion]:
         """As peers need it."""
-        return [_remote(region) for region in self.regions]
+        return [as_ticketed(region.remote) for region in self.regions]
 
     def context_slot(self, slot: int | None) -> ContextSlot | None:
         """As peers need it."""
         if slot is None:
             return None
         assert self.context is not None, "a slot of no memory"
-        return ContextSlot(region=_remote(self.context), slot=slot)
-
-
-def _remote(region: MemoryRegion) -> RankRegion:
-    remote = region.remote
-    return RankRegion(key=remote.key, base=remote.base, length=remote.length)
+        return ContextSlot(region=as_ticketed(self.context.remote), slot=slot)

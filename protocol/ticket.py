@@ -24,10 +24,15 @@ class TransferKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True, order
         return f"{self.request}#{self.attempt}"
 
 
-class RankRegion(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """One decode rank's registered pool, as the fabric's remote region."""
+MAX_RAILS = 32
+RailNumber = Annotated[int, msgspec.Meta(ge=0, lt=MAX_RAILS)]
 
-    key: U64
+
+class RankRegion(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One decode rank's registered pool, as the fabric's remote region. `keys`: (rail, key), for each rail (NIC) of the
+    decode node that reaches it."""
+
+    keys: Annotated[list[tuple[RailNumber, U64]], msgspec.Meta(min_length=1, max_length=MAX_RAILS)]
     base: U64
     length: U64
 

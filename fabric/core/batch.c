@@ -44,15 +44,21 @@ static void kf_disarm(kf_engine *engine, kf_batch *batch) {
 }
 
 static kf_batch *kf_new_batch(kf_endpoint *endpoint, int64_t handle, const kf_writes *writes) {
-    kf_batch *batch = calloc(1, sizeof *batch + writes->count * sizeof batch->writes[0]);
+    size_t ways_at = sizeof(kf_batch) + writes->count * sizeof(kf_write_pair);
+    kf_batch *batch = calloc(1, ways_at + writes->lane_count * sizeof(kf_way));
     if (!batch) return NULL;
     batch->handle = handle;
     batch->endpoint = endpoint;
     const kf_region *region = writes->source_region;
-    batch->source_desc = region->mr ? fi_mr_desc(region->mr) : NULL;
     batch->source_number = region->number;
     batch->source_base = region->address;
-    batch->target_key = writes->target_key;
+    batch->ways = (kf_way *)((char *)batch + ways_at);
+    batch->way_count = writes->lane_count;
+    for (uint32_t i = 0; i < writes->lane_count; i++) {
+        struct fid_mr *mr = region->mrs[writes->lanes[i].rail];
+        batch->ways[i].lane = writes->lanes[i];
+        batch->ways[i].source_desc = mr ? fi_mr_desc(mr) : NULL;
+    }
     batch->length = writes->length;
     batch->count = writes->count;
     batch->immediate = writes->immediate;
@@ -91,7 +97,11 @@ kf_batch *kf_write(kf_engine *engine, kf_endpoint *endpoint, int64_t handle, con
 void kf_leave_queue(kf_batch *batch) {
     kf_endpoint *endpoint = batch->endpoint;
     kf_unlink(&batch->place);
-    if (!kf_linked(&endpoint->queue)) endpoint->backoff = endpoint->retry_at = endpoint->blocked_since = 0;
+    if (kf_linked(&endpoint->queue)) return;
+    for (uint32_t i = 0; i < endpoint->port_count; i++) {
+        kf_port *port = &endpoint->ports[i];
+        port->backoff = port->retry_at = port->blocked_since = 0;
+    }
 }
 
 /* Nothing more of it will be posted. */

@@ -9,6 +9,7 @@
 #include <stddef.h>
 
 #define KF_SAME_HOST_NAME 48
+enum { KF_MAX_RAILS = 32 };
 
 typedef struct kf_engine kf_engine;
 typedef struct kf_region kf_region;
@@ -23,10 +24,16 @@ typedef struct {
 } kf_error;
 
 typedef struct {
+    const char *node;   /* interface address to bind to */
+    const char *domain; /* NIC, by the beginning of libfabric's name of its domain; NULL: whichever has `node` */
+} kf_rail_name;
+
+typedef struct {
     const char *provider; /* exactly as libfabric spells it; NULL: none, peers are reached on this host alone */
-    const char *node;     /* interface address to bind to */
-    uint32_t endpoint_cap; /* writes outstanding on one endpoint */
-    uint32_t domain_cap;   /* writes outstanding in all; an endpoint with none outstanding may always post one */
+    const kf_rail_name *rails;
+    uint32_t rail_count;   /* 1 to KF_MAX_RAILS; 0 without a provider */
+    uint32_t endpoint_cap; /* writes outstanding on one rail of an endpoint */
+    uint32_t domain_cap;   /* writes outstanding in all, times rails; an endpoint with none may always post one */
     int32_t device_memory; /* not 0: only providers that also take memory of CUDA devices */
     int64_t connect_timeout_ns; /* an endpoint that cannot post for this long, with nothing outstanding, failed */
 } kf_options;
@@ -37,7 +44,14 @@ typedef struct {
     int32_t cuda_device; /* ordinal; -1: the host's memory */
     int32_t file; /* memfd that the memory is a shared mapping of, from `file_offset` on; -1: none */
     uint64_t file_offset;
+    uint32_t rails; /* those that shall reach it: bit r for rail r */
 } kf_memory;
+
+/* A way for writes: from our rail to the peer's. */
+typedef struct {
+    uint32_t rail, remote;
+    uint64_t key; /* of the target's memory on the peer's rail */
+} kf_lane;
 
 typedef struct {
     uint64_t source; /* address of index 0, offset included */
@@ -47,7 +61,8 @@ typedef struct {
     uint64_t target; /* the same on the peer's side, counted from the region's base */
     uint64_t target_stride;
     const uint64_t *target_indices;
-    uint64_t target_key;
+    const kf_lane *lanes; /* each next write takes the next lane that can take it; the region is known on all */
+    uint32_t lane_count;
     uint64_t count;
     uint64_t length;
     uint32_t immediate;
@@ -85,7 +100,7 @@ int kf_close(kf_engine *engine, kf_error *error);
 int kf_takes_device_memory(const kf_engine *engine);
 kf_region *kf_register(kf_engine *engine, const kf_memory *memory, kf_error *error);
 int kf_region_is_dmabuf(const kf_region *region);
-uint64_t kf_region_key(const kf_region *region);
+uint64_t kf_region_key(const kf_region *region, uint32_t rail);
 uint64_t kf_region_base(const kf_region *region);
 void kf_deregister(kf_engine *engine, kf_region *region);
 
@@ -113,6 +128,7 @@ void kf_forget(kf_engine *engine, uint32_t slot);
 /* progress.c */
 int kf_progress(kf_engine *engine, int64_t timeout_ns, kf_event *events, int capacity);
 void kf_wake(kf_engine *engine);
+int64_t kf_rail_posted(const kf_engine *engine, uint32_t rail);
 void kf_read_counters(const kf_engine *engine, kf_counters *counters);
 
 #endif

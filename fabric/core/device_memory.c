@@ -39,16 +39,16 @@ static int kf_register_dmabuf(struct fid_domain *domain, struct fi_mr_attr attr,
 #endif
 
 /* Returns 0, or the negative FI_E... value of the registration by address, which is tried last. */
-int kf_register_device(kf_engine *engine, const kf_memory *memory, uint64_t access, uint64_t key, bool *dmabuf,
+int kf_register_device(const kf_rail *rail, const kf_memory *memory, uint64_t access, uint64_t key, bool *dmabuf,
                        struct fid_mr **mr) {
     struct iovec pages = {.iov_base = (void *)memory->address, .iov_len = memory->length};
     struct fi_mr_attr attr = {.iov_count = 1, .access = access, .requested_key = key, .iface = FI_HMEM_CUDA};
     attr.device.cuda = memory->cuda_device;
 #ifdef FI_MR_DMABUF
-    *dmabuf = !kf_register_dmabuf(engine->domain, attr, memory->address, memory->length, mr);
+    *dmabuf = !kf_register_dmabuf(rail->domain, attr, memory->address, memory->length, mr);
     if (*dmabuf) return 0;
 #endif
     *dmabuf = false;
     attr.mr_iov = &pages;
-    return fi_mr_regattr(engine->domain, &attr, 0, mr);
+    return fi_mr_regattr(rail->domain, &attr, 0, mr);
 }

@@ -1,4 +1,4 @@
-/* Endpoints: one completion queue and one address vector each, so that closing one leaves nothing behind. */
+/* Endpoints: on each rail one completion queue and one address vector, so that closing one leaves nothing behind. */
 #include "same_host.h"
 
 #include <sched.h>
@@ -10,99 +10,111 @@
 #define KF_SETTLE_NS 500000000
 
 /* Providers without wait objects (efa) get a queue without a descriptor, which is looked at between naps. */
-static int kf_open_cq(kf_engine *engine, kf_endpoint *endpoint, kf_error *error) {
-    struct fi_cq_attr attr = {.size = kf_cq_size(engine, endpoint->landing),
+static int kf_open_cq(kf_engine *engine, kf_port *port, kf_error *error) {
+    const kf_rail *rail = port->rail;
+    struct fi_cq_attr attr = {.size = kf_cq_size(engine, port->endpoint->landing),
                               .format = FI_CQ_FORMAT_DATA,
-                              .wait_obj = engine->wait_set ? FI_WAIT_SET : FI_WAIT_FD,
-                              .wait_set = engine->wait_set};
-    int rc = fi_cq_open(engine->domain, &attr, &endpoint->cq, NULL);
-    if (!rc && engine->wait_set) return 0;
-    if (!rc) return kf_watch(engine, &endpoint->cq->fid, error);
+                              .wait_obj = rail->wait_set ? FI_WAIT_SET : FI_WAIT_FD,
+                              .wait_set = rail->wait_set};
+    int rc = fi_cq_open(rail->domain, &attr, &port->cq, NULL);
+    if (!rc && rail->wait_set) return 0;
+    if (!rc) return kf_watch(engine, &port->cq->fid, error);
     attr.wait_obj = FI_WAIT_NONE;
     attr.wait_set = NULL;
-    rc = fi_cq_open(engine->domain, &attr, &endpoint->cq, NULL);
+    rc = fi_cq_open(rail->domain, &attr, &port->cq, NULL);
     if (rc) return kf_set_error(error, "fi_cq_open", rc), rc;
     engine->without_descriptors = true;
     return 0;
 }
 
-static int kf_open_ep(kf_engine *engine, kf_endpoint *endpoint, kf_error *error) {
+static int kf_open_ep(kf_port *port, kf_error *error) {
+    const kf_rail *rail = port->rail;
     struct fi_av_attr attr = {.type = FI_AV_UNSPEC, .count = 4};
-    int rc = fi_av_open(engine->domain, &attr, &endpoint->av, NULL);
+    int rc = fi_av_open(rail->domain, &attr, &port->av, NULL);
     if (rc) return kf_set_error(error, "fi_av_open", rc), rc;
-    rc = fi_endpoint(engine->domain, engine->info, &endpoint->ep, NULL);
+    rc = fi_endpoint(rail->domain, rail->info, &port->ep, NULL);
     if (rc) return kf_set_error(error, "fi_endpoint", rc), rc;
-    rc = fi_ep_bind(endpoint->ep, &endpoint->av->fid, 0);
-    if (!rc) rc = fi_ep_bind(endpoint->ep, &endpoint->cq->fid, FI_TRANSMIT | FI_RECV);
+    rc = fi_ep_bind(port->ep, &port->av->fid, 0);
+    if (!rc) rc = fi_ep_bind(port->ep, &port->cq->fid, FI_TRANSMIT | FI_RECV);
     if (rc) return kf_set_error(error, "fi_ep_bind", rc), rc;
-    rc = fi_enable(endpoint->ep);
+    rc = fi_enable(port->ep);
     if (rc) return kf_set_error(error, "fi_enable", rc), rc;
     return 0;
 }
 
-static int kf_open_operations(kf_engine *engine, kf_endpoint *endpoint, kf_error *error) {
+static int kf_open_operations(kf_engine *engine, kf_port *port, kf_error *error) {
     uint32_t count = engine->options.endpoint_cap;
-    endpoint->operations = calloc(count, sizeof *endpoint->operations);
-    if (!endpoint->operations) return kf_set_error(error, "calloc", ENOMEM), -ENOMEM;
+    port->operations = calloc(count, sizeof *port->operations);
+    port->peers = calloc(KF_MAX_RAILS, sizeof *port->peers);
+    if (!port->operations || !port->peers) return kf_set_error(error, "calloc", ENOMEM), -ENOMEM;
     for (uint32_t i = 0; i < count; i++) {
-        endpoint->operations[i].next_free = endpoint->free_operations;
-        endpoint->free_operations = &endpoint->operations[i];
+        port->operations[i].next_free = port->free_operations;
+        port->free_operations = &port->operations[i];
     }
+    for (int i = 0; i < KF_MAX_RAILS; i++) port->peers[i] = FI_ADDR_NOTAVAIL;
     return 0;
 }
 
-static void kf_add_idle(kf_endpoint *landing, kf_receive *receive) {
-    receive->next_idle = landing->idle_receives;
-    landing->idle_receives = receive;
+static void kf_add_idle(kf_port *port, kf_receive *receive) {
+    receive->next_idle = port->idle_receives;
+    port->idle_receives = receive;
 }
 
 /* The context of a completion on a landing; it is no receive of ours where the provider consumes none. */
-void kf_receive_consumed(kf_endpoint *landing, void *context) {
-    kf_receive *receive = context, *first = landing->receives;
-    if (first && receive >= first && receive < first + KF_POSTED_RECEIVES) kf_add_idle(landing, receive);
+void kf_receive_consumed(kf_port *port, void *context) {
+    kf_receive *receive = context, *first = port->receives;
+    if (first && receive >= first && receive < first + KF_POSTED_RECEIVES) kf_add_idle(port, receive);
 }
 
 /* Posts what is idle, as many as the provider takes now. Returns 0, or the negative FI_E... value of a failure. */
-int kf_post_receives(kf_endpoint *landing) {
-    for (kf_receive *receive; (receive = landing->idle_receives); landing->idle_receives = receive->next_idle) {
-        int rc = (int)fi_recv(landing->ep, NULL, 0, NULL, FI_ADDR_UNSPEC, receive);
+int kf_post_receives(kf_port *port) {
+    for (kf_receive *receive; (receive = port->idle_receives); port->idle_receives = receive->next_idle) {
+        int rc = (int)fi_recv(port->ep, NULL, 0, NULL, FI_ADDR_UNSPEC, receive);
         if (rc) return rc == -FI_EAGAIN ? 0 : rc;
     }
     return 0;
 }
 
 /* With FI_RX_CQ_DATA each immediate consumes a receive; as many are kept posted as the provider takes. */
-static int kf_open_receives(kf_engine *engine, kf_endpoint *landing, kf_error *error) {
-    if (!(engine->info->mode & FI_RX_CQ_DATA)) return 0;
-    landing->receives = calloc(KF_POSTED_RECEIVES, sizeof *landing->receives);
-    if (!landing->receives) return kf_set_error(error, "calloc", ENOMEM), -ENOMEM;
-    for (int i = 0; i < KF_POSTED_RECEIVES; i++) kf_add_idle(landing, &landing->receives[i]);
-    int rc = kf_post_receives(landing);
+static int kf_open_receives(kf_port *port, kf_error *error) {
+    if (!(port->rail->info->mode & FI_RX_CQ_DATA)) return 0;
+    port->receives = calloc(KF_POSTED_RECEIVES, sizeof *port->receives);
+    if (!port->receives) return kf_set_error(error, "calloc", ENOMEM), -ENOMEM;
+    for (int i = 0; i < KF_POSTED_RECEIVES; i++) kf_add_idle(port, &port->receives[i]);
+    int rc = kf_post_receives(port);
     if (rc) kf_set_error(error, "fi_recv", rc);
     return rc;
 }
 
 /* Frees everything of an endpoint that holds no batch any more, also one that was only half opened. */
 static void kf_free_endpoint(kf_endpoint *endpoint) {
-    if (endpoint->ep) fi_close(&endpoint->ep->fid);
-    if (endpoint->cq) fi_close(&endpoint->cq->fid);
-    if (endpoint->av) fi_close(&endpoint->av->fid);
     kf_close_local_sender(endpoint);
     kf_close_local_receiver(endpoint);
-    free(endpoint->operations);
-    free(endpoint->receives);
+    for (uint32_t i = 0; i < endpoint->port_count; i++) {
+        kf_port *port = &endpoint->ports[i];
+        if (port->ep) fi_close(&port->ep->fid);
+        if (port->cq) fi_close(&port->cq->fid);
+        if (port->av) fi_close(&port->av->fid);
+        free(port->operations);
+        free(port->receives);
+        free(port->peers);
+    }
+    free(endpoint->address);
     free(endpoint);
 }
 
-static kf_endpoint *kf_new_endpoint(int64_t id, bool landing, kf_error *error) {
-    kf_endpoint *endpoint = calloc(1, sizeof *endpoint);
+static kf_endpoint *kf_new_endpoint(int64_t id, bool landing, uint32_t ports, kf_error *error) {
+    kf_endpoint *endpoint = calloc(1, sizeof *endpoint + ports * sizeof(kf_port));
     if (!endpoint) return kf_set_error(error, "calloc", ENOMEM), NULL;
+    endpoint->ports = (kf_port *)(endpoint + 1);
     endpoint->id = id;
     endpoint->landing = landing;
     kf_node_init(&endpoint->link);
     kf_node_init(&endpoint->ready);
     kf_node_init(&endpoint->batches);
     kf_node_init(&endpoint->queue);
+    endpoint->port_count = ports;
+    for (uint32_t i = 0; i < ports; i++) endpoint->ports[i].endpoint = endpoint;
     return endpoint;
 }
 
@@ -114,46 +126,62 @@ static kf_endpoint *kf_add_endpoint(kf_engine *engine, kf_endpoint *endpoint, in
     return endpoint;
 }
 
-static int kf_open_with_provider(kf_engine *engine, kf_endpoint *endpoint, kf_error *error) {
-    if (kf_open_cq(engine, endpoint, error) || kf_open_ep(engine, endpoint, error)) return -1;
-    return endpoint->landing ? kf_open_receives(engine, endpoint, error) : 0;
+/* On every rail. */
+static int kf_open_ports(kf_engine *engine, kf_endpoint *endpoint, kf_error *error) {
+    int rc = 0;
+    for (uint32_t i = 0; i < endpoint->port_count && !rc; i++) {
+        kf_port *port = &endpoint->ports[i];
+        port->rail = &engine->rails[i];
+        rc = kf_open_cq(engine, port, error);
+        if (!rc) rc = kf_open_ep(port, error);
+        if (!rc) rc = endpoint->landing ? kf_open_receives(port, error) : kf_open_operations(engine, port, error);
+    }
+    return rc;
 }
 
 /* `same_host`: a peer on this host may also come by way of shared memory. */
 kf_endpoint *kf_open_landing(kf_engine *engine, int64_t id, int same_host, kf_error *error) {
-    kf_endpoint *landing = kf_new_endpoint(id, true, error);
+    kf_endpoint *landing = kf_new_endpoint(id, true, engine->options.rail_count, error);
     if (!landing) return NULL;
-    int failed = engine->domain ? kf_open_with_provider(engine, landing, error) : 0;
+    int failed = kf_open_ports(engine, landing, error);
     if (!failed && same_host) failed = kf_open_local_receiver(engine, landing, error);
     return kf_add_endpoint(engine, landing, failed);
 }
+
+/* Where each endpoint starts to take turns, so that peers that send little do not all use the first rail: a hash. */
+static uint32_t kf_first_turn(int64_t id) { return (uint32_t)((uint64_t)id * 0x9e3779b97f4a7c15ull >> 32); }
 
 /* `address` came from another machine: one that is not of our format makes an endpoint that has failed. */
 kf_endpoint *kf_connect(kf_engine *engine, int64_t id, const void *address, size_t size, kf_error *error) {
     kf_error failure;
     kf_set_error(&failure, "fi_av_insert", FI_EINVAL);
-    if (!engine->domain || size != engine->address_size) return kf_connect_failed(engine, id, &failure, error);
-    kf_endpoint *endpoint = kf_new_endpoint(id, false, error);
+    size_t count = engine->address_size ? size / engine->address_size : 0;
+    if (!count || size % engine->address_size || count > KF_MAX_RAILS) return kf_connect_failed(engine, id, &failure, error);
+    kf_endpoint *endpoint = kf_new_endpoint(id, false, engine->options.rail_count, error);
     if (!endpoint) return NULL;
-    int failed = kf_open_operations(engine, endpoint, error) || kf_open_with_provider(engine, endpoint, error);
-    if (!kf_add_endpoint(engine, endpoint, failed)) return NULL;
-    if (fi_av_insert(endpoint->av, address, 1, &endpoint->peer, 0, NULL) != 1)
-        kf_fail_endpoint(engine, endpoint, &failure);
-    return endpoint;
+    endpoint->turn = kf_first_turn(id);
+    endpoint->address_count = (uint32_t)count;
+    endpoint->address = malloc(size);
+    int failed = endpoint->address ? 0 : -ENOMEM;
+    if (failed)
+        kf_set_error(error, "malloc", ENOMEM);
+    else
+        memcpy(endpoint->address, address, size), failed = kf_open_ports(engine, endpoint, error);
+    return kf_add_endpoint(engine, endpoint, failed);
 }
 
 /* NULL, with the reason, where no process of this user listens under that name on this host. */
 kf_endpoint *kf_connect_same_host(kf_engine *engine, int64_t id, const char *name, size_t size, kf_error *error) {
-    kf_endpoint *endpoint = kf_new_endpoint(id, false, error);
+    kf_endpoint *endpoint = kf_new_endpoint(id, false, 1, error);
     if (!endpoint) return NULL;
-    int failed = kf_open_operations(engine, endpoint, error);
+    int failed = kf_open_operations(engine, &endpoint->ports[0], error);
     if (!failed) failed = kf_open_local_sender(engine, endpoint, name, size, error);
     return kf_add_endpoint(engine, endpoint, failed);
 }
 
 /* An endpoint that has failed before it was anything: its writes end with `why`. */
 kf_endpoint *kf_connect_failed(kf_engine *engine, int64_t id, const kf_error *why, kf_error *error) {
-    kf_endpoint *endpoint = kf_new_endpoint(id, false, error);
+    kf_endpoint *endpoint = kf_new_endpoint(id, false, 0, error);
     if (!endpoint) return NULL;
     kf_fail_endpoint(engine, kf_add_endpoint(engine, endpoint, 0), why);
     return endpoint;
@@ -169,10 +197,32 @@ int kf_is_same_host(const kf_endpoint *endpoint) {
     return endpoint->sender || (endpoint->receiver && endpoint->receiver->joined);
 }
 
+/* Returns 0, or the negative FI_E... value that says why the peer's rail cannot be reached from this port. */
+int kf_find_peer(const kf_engine *engine, kf_port *port, uint32_t remote, fi_addr_t *peer) {
+    const kf_endpoint *endpoint = port->endpoint;
+    if (remote >= endpoint->address_count) return -FI_EINVAL;
+    if (port->peers[remote] == FI_ADDR_NOTAVAIL) {
+        const void *address = endpoint->address + remote * engine->address_size;
+        if (fi_av_insert(port->av, address, 1, &port->peers[remote], 0, NULL) != 1) return -FI_EINVAL;
+    }
+    *peer = port->peers[remote];
+    return 0;
+}
+
+/* The addresses of all ports, one after the other; `size`: of the buffer, then of what was written. They must be of one
+ * size, so that a peer can tell them apart. */
 int kf_endpoint_address(kf_endpoint *endpoint, void *address, size_t *size, kf_error *error) {
-    int rc = fi_getname(&endpoint->ep->fid, address, size);
-    if (rc) kf_set_error(error, "fi_getname", rc);
-    return rc;
+    size_t used = 0, first = 0;
+    for (uint32_t i = 0; i < endpoint->port_count; i++) {
+        size_t left = *size - used;
+        int rc = fi_getname(&endpoint->ports[i].ep->fid, (char *)address + used, &left);
+        if (!rc && i && left != first) rc = -FI_EADDRNOTAVAIL;
+        if (rc) return kf_set_error(error, "fi_getname", rc), rc;
+        first = left;
+        used += left;
+    }
+    *size = used;
+    return 0;
 }
 
 /* The peer is gone or refuses: everything that was not posted yet fails with the same reason. */
@@ -203,32 +253,38 @@ static void kf_end_batch_of_closed(kf_engine *engine, kf_batch *batch) {
 static void kf_settle_landing(kf_engine *engine, kf_endpoint *landing) {
     int64_t now = kf_now(), quiet_since = now, deadline = now + KF_SETTLE_NS;
     for (int polls = 0; now < deadline && (polls < KF_QUIET_POLLS || now - quiet_since < KF_QUIET_NS); polls++) {
-        if (kf_drain(engine, landing, now)) {
-            quiet_since = now;
-            polls = 0;
-        }
+        for (uint32_t i = 0; i < landing->port_count; i++)
+            if (kf_drain(engine, &landing->ports[i], now)) {
+                quiet_since = now;
+                polls = 0;
+            }
         sched_yield();
         now = kf_now();
     }
 }
 
-/* For a landing this is the fence. fi_close comes first and is synchronous: after it the provider neither writes
+/* For a landing this is the fence. fi_close comes first, on every rail, and is synchronous: after it the provider neither writes
  * for the peer nor reads our sources. Batches end here; completions still in the queue are dropped with it.
  *
  * Returns 0, or the negative FI_E... value of fi_close: then nothing is fenced and no batch ends. The provider may
  * have freed its endpoint all the same (ofi_rxm), or half of it (net): it is neither closed again nor used, and what
  * it may still write to is not freed. */
 int kf_close_endpoint(kf_engine *engine, kf_endpoint *endpoint, kf_error *error) {
-    bool settle = endpoint->ep && endpoint->landing && kf_closes_dead_only(engine) && !kf_is_same_host(endpoint);
+    bool provided = endpoint->port_count && endpoint->ports[0].ep;
+    bool settle = provided && endpoint->landing && kf_closes_dead_only(engine) && !kf_is_same_host(endpoint);
     kf_close_local_sender(endpoint);
     kf_close_local_receiver(endpoint);
     if (settle) kf_settle_landing(engine, endpoint);
-    int rc = endpoint->ep ? fi_close(&endpoint->ep->fid) : 0;
+    int rc = 0;
+    for (uint32_t i = 0; i < endpoint->port_count && !rc; i++) {
+        kf_port *port = &endpoint->ports[i];
+        rc = port->ep ? fi_close(&port->ep->fid) : 0;
+        if (!rc) port->ep = NULL;
+    }
     if (endpoint->landing) kf_drop_expectations(engine, endpoint);
     kf_unlink(&endpoint->ready);
     kf_unlink(&endpoint->link);
     if (rc) return kf_set_error(error, "fi_close", rc), rc;
-    endpoint->ep = NULL;
     while (kf_linked(&endpoint->batches))
         kf_end_batch_of_closed(engine, KF_OWNER(endpoint->batches.next, kf_batch, of_endpoint));
     kf_free_endpoint(endpoint);

@@ -63,12 +63,23 @@ typedef struct kf_receive {
     struct kf_receive *next_idle;
 } kf_receive;
 
+/* One NIC, or one interface: a domain of its own. */
+typedef struct {
+    kf_rail_name name;
+    struct fi_info *info;
+    struct fid_fabric *fabric;
+    struct fid_domain *domain;
+    struct fid_wait *wait_set; /* NULL: each completion queue has its own descriptor */
+    int64_t posted;            /* writes */
+} kf_rail;
+
 typedef struct kf_local_sender kf_local_sender;
 typedef struct kf_local_receiver kf_local_receiver;
 
 struct kf_region {
-    struct fid_mr *mr; /* NULL without a provider */
-    uint64_t number, address, length, key;
+    struct fid_mr *mrs[KF_MAX_RAILS]; /* NULL: that rail does not reach it */
+    uint64_t number, address, length;
+    uint64_t key; /* on the first rail that reaches it: the one that peers on this host use */
     uint64_t base; /* what a peer adds its offsets to */
     bool device, dmabuf;
     int file; /* for peers on this host to read from; -1: none */
@@ -76,26 +87,39 @@ struct kf_region {
     kf_node link;
 };
 
+/* What an endpoint has on one rail; one that writes to this host has one without a rail. */
+typedef struct kf_port {
+    struct fid_ep *ep;
+    kf_endpoint *endpoint;
+    kf_rail *rail;
+    struct fid_cq *cq;
+    struct fid_av *av;
+    fi_addr_t *peers; /* by the peer's rail; FI_ADDR_NOTAVAIL: not used yet */
+    bool was_connected;
+    kf_operation *operations, *free_operations;
+    uint32_t outstanding;
+    int64_t retry_at, backoff, blocked_since; /* after FI_EAGAIN; 0: not blocked, or nothing is left to post */
+    kf_receive *receives, *idle_receives; /* idle: consumed, or not posted yet */
+} kf_port;
+
 /* It writes, or is written to, by way of the provider or of memory that both processes map. A landing waits for its
  * peer on both ways. */
 struct kf_endpoint {
     int64_t id;
-    struct fid_ep *ep;
-    struct fid_cq *cq;
-    struct fid_av *av;
-    fi_addr_t peer;
+    kf_port *ports; /* by rail */
+    uint32_t port_count;
     kf_local_sender *sender;     /* NULL: by way of the provider */
     kf_local_receiver *receiver; /* NULL: by way of the provider alone */
-    bool landing, failed, was_connected;
+    bool landing, failed;
     kf_error error;
     kf_node link;    /* engine->endpoints */
     kf_node ready;   /* engine->ready_endpoints */
     kf_node batches; /* every batch of this endpoint that has not ended */
     kf_node queue;   /* batches with writes to post now, in order */
-    kf_operation *operations, *free_operations;
     uint32_t outstanding;
-    int64_t retry_at, backoff, blocked_since; /* after FI_EAGAIN; 0: not blocked, or nothing is left to post */
-    kf_receive *receives, *idle_receives; /* idle: consumed, or not posted yet */
+    uint32_t turn; /* whose turn it is: counts the writes, over all batches */
+    unsigned char *address; /* of the peer's landing: one on each of its rails, one after the other */
+    uint32_t address_count;
 };
 
 /* Batches armed on one u64 in memory, by ascending threshold. */
@@ -105,6 +129,15 @@ typedef struct kf_word {
     kf_node armed;
 } kf_word;
 
+typedef struct {
+    kf_lane lane;
+    void *source_desc;
+} kf_way;
+
+typedef struct {
+    uint64_t source, target;
+} kf_write_pair;
+
 struct kf_batch {
     int64_t handle;
     kf_endpoint *endpoint; /* NULL once that endpoint was closed */
@@ -113,14 +146,14 @@ struct kf_batch {
     kf_node place;         /* the word's armed list or the endpoint's queue */
     kf_node of_endpoint;
     kf_node ready;
-    void *source_desc;
+    kf_way *ways;
+    uint32_t way_count, immediate;
     uint64_t source_number, source_base; /* of its region */
-    uint64_t target_key, length, count, posted, completed, outstanding;
-    uint32_t immediate;
+    uint64_t length, count, posted, completed, outstanding;
     bool stopped, cancelled, failed, failure_reported, ended;
     int64_t first_posted_ns, last_posted_ns, completed_ns;
     kf_error error;
-    struct { uint64_t source, target; } writes[];
+    kf_write_pair writes[];
 };
 
 typedef struct {
@@ -132,13 +165,10 @@ typedef struct {
 } kf_slot;
 
 struct kf_engine {
-    kf_options options;
-    struct fi_info *info;
-    struct fid_fabric *fabric;
-    struct fid_domain *domain;
-    size_t address_size; /* of every endpoint of this provider */
+    kf_options options; /* its names belong to the engine */
+    kf_rail rails[KF_MAX_RAILS];
+    size_t address_size; /* of a port */
     bool delivery_complete;
-    struct fid_wait *wait_set; /* NULL: each completion queue has its own descriptor */
     bool without_descriptors;  /* no descriptor tells of completions: look between naps */
     int epoll_fd, event_fd;
     int woken; /* atomic */
@@ -162,13 +192,14 @@ int kf_watch(kf_engine *engine, struct fid *fid, kf_error *error);
 size_t kf_cq_size(const kf_engine *engine, bool landing);
 
 /* device_memory.c */
-int kf_register_device(kf_engine *engine, const kf_memory *memory, uint64_t access, uint64_t key, bool *dmabuf,
+int kf_register_device(const kf_rail *rail, const kf_memory *memory, uint64_t access, uint64_t key, bool *dmabuf,
                        struct fid_mr **mr);
 
 /* endpoint.c */
 void kf_fail_endpoint(kf_engine *engine, kf_endpoint *endpoint, const kf_error *error);
-int kf_post_receives(kf_endpoint *endpoint);
-void kf_receive_consumed(kf_endpoint *landing, void *context);
+int kf_find_peer(const kf_engine *engine, kf_port *port, uint32_t remote, fi_addr_t *peer);
+int kf_post_receives(kf_port *port);
+void kf_receive_consumed(kf_port *port, void *context);
 
 /* batch.c */
 void kf_leave_queue(kf_batch *batch);
@@ -179,10 +210,9 @@ void kf_free_batch(kf_batch *batch);
 void kf_fire_words(kf_engine *engine, int64_t now);
 
 /* posting.c */
-void kf_completed(kf_engine *engine, kf_endpoint *endpoint, kf_operation *operation, const kf_error *error,
-                  int64_t now);
+void kf_completed(kf_engine *engine, kf_port *port, kf_operation *operation, const kf_error *error, int64_t now);
 bool kf_post_all(kf_engine *engine, int64_t now);
-bool kf_drain(kf_engine *engine, kf_endpoint *endpoint, int64_t now);
+bool kf_drain(kf_engine *engine, kf_port *port, int64_t now);
 bool kf_drain_all(kf_engine *engine, int64_t now);
 int64_t kf_next_retry(const kf_engine *engine);
 

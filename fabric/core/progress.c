@@ -26,6 +26,9 @@ void kf_wake(kf_engine *engine) {
     if (!__atomic_exchange_n(&engine->woken, 1, __ATOMIC_ACQ_REL)) eventfd_write(engine->event_fd, 1);
 }
 
+/* Writes posted on one rail; those to this host are on none. */
+int64_t kf_rail_posted(const kf_engine *engine, uint32_t rail) { return engine->rails[rail].posted; }
+
 void kf_read_counters(const kf_engine *engine, kf_counters *counters) { *counters = engine->counters; }
 
 static void kf_report_slot(kf_slot *slot, kf_event *event) {
@@ -98,12 +101,16 @@ static bool kf_peers_will_wake(kf_engine *engine) {
 static bool kf_may_sleep(kf_engine *engine) {
     if (!kf_peers_will_wake(engine)) return false;
     if (engine->without_descriptors) return true;
-    if (engine->wait_set) return fi_wait(engine->wait_set, 0) != 0; /* 0: ready, else timed out */
+    for (uint32_t i = 0; i < engine->options.rail_count; i++)
+        if (engine->rails[i].wait_set && !fi_wait(engine->rails[i].wait_set, 0)) return false; /* 0: ready */
     for (kf_node *node = engine->endpoints.next; node != &engine->endpoints; node = node->next) {
-        const kf_endpoint *endpoint = KF_OWNER(node, kf_endpoint, link);
-        if (!endpoint->cq) continue;
-        struct fid *fid = &endpoint->cq->fid;
-        if (fi_trywait(engine->fabric, &fid, 1) == -FI_EAGAIN) return false;
+        kf_endpoint *endpoint = KF_OWNER(node, kf_endpoint, link);
+        for (uint32_t i = 0; i < endpoint->port_count; i++) {
+            const kf_port *port = &endpoint->ports[i];
+            if (!port->cq || port->rail->wait_set) continue;
+            struct fid *fid = &port->cq->fid;
+            if (fi_trywait(port->rail->fabric, &fid, 1) == -FI_EAGAIN) return false;
+        }
     }
     return true;
 }

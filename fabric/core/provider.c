@@ -28,6 +28,14 @@ size_t kf_cq_size(const kf_engine *engine, bool landing) {
     return landing ? KF_LANDING_CQ_SIZE : 2 * (size_t)engine->options.endpoint_cap + 8;
 }
 
+/* NICs are named by their device ("rdmap79s0"); libfabric adds what kind of endpoint it is ("rdmap79s0-rdm"). */
+static bool kf_is_of_domain(const struct fi_info *info, const char *domain) {
+    if (!domain) return true;
+    size_t length = strlen(domain);
+    const char *name = info->domain_attr->name;
+    return !strncmp(name, domain, length) && (!name[length] || name[length] == '-');
+}
+
 static struct fi_info *kf_hints(const char *provider, bool delivery_complete, bool device_memory) {
     struct fi_info *hints = fi_allocinfo();
     if (!hints) return NULL;
@@ -78,16 +86,28 @@ int kf_providers(const char *node, char *names, size_t size) {
 }
 
 /* The first fi_info of exactly this provider: asking for "tcp" also yields layers above it. */
-static int kf_choose(kf_engine *engine, bool delivery_complete) {
+static int kf_choose(kf_engine *engine, kf_rail *rail, bool delivery_complete) {
     struct fi_info *list = NULL;
     const kf_options *options = &engine->options;
-    int rc = kf_getinfo(options->provider, options->node, delivery_complete, options->device_memory, &list);
+    int rc = kf_getinfo(options->provider, rail->name.node, delivery_complete, options->device_memory, &list);
     if (rc) return rc;
-    for (struct fi_info *info = list; info && !engine->info; info = info->next)
-        if (!strcmp(info->fabric_attr->prov_name, options->provider)) engine->info = fi_dupinfo(info);
+    for (struct fi_info *info = list; info && !rail->info; info = info->next)
+        if (!strcmp(info->fabric_attr->prov_name, options->provider) && kf_is_of_domain(info, rail->name.domain))
+            rail->info = fi_dupinfo(info);
     fi_freeinfo(list);
+    return rail->info ? 0 : -FI_ENODATA;
+}
+
+/* All rails promise the same of a completed write. */
+static int kf_choose_all(kf_engine *engine, bool delivery_complete) {
     engine->delivery_complete = delivery_complete;
-    return engine->info ? 0 : -FI_ENODATA;
+    for (uint32_t i = 0; i < engine->options.rail_count; i++) {
+        if (engine->rails[i].info) fi_freeinfo(engine->rails[i].info);
+        engine->rails[i].info = NULL;
+        int rc = kf_choose(engine, &engine->rails[i], delivery_complete);
+        if (rc) return rc;
+    }
+    return 0;
 }
 
 /* Adds a descriptor to what kf_progress sleeps on. */
@@ -106,23 +126,28 @@ int kf_watch(kf_engine *engine, struct fid *fid, kf_error *error) {
 
 /* In `net` (and `tcp`, its successor) fi_trywait does not reset a queue's descriptor after a completion: it stays
  * readable and we would spin (1.17). A wait set does reset it, in fi_wait. */
-static int kf_open_wait_set(kf_engine *engine, kf_error *error) {
+static int kf_open_wait_set(kf_engine *engine, kf_rail *rail, kf_error *error) {
     const char *provider = engine->options.provider;
     if (strcmp(provider, "net") && strcmp(provider, "tcp")) return 0;
     struct fi_wait_attr attr = {.wait_obj = FI_WAIT_FD};
-    if (fi_wait_open(engine->fabric, &attr, &engine->wait_set)) return engine->wait_set = NULL, 0;
-    return kf_watch(engine, &engine->wait_set->fid, error);
+    if (fi_wait_open(rail->fabric, &attr, &rail->wait_set)) return rail->wait_set = NULL, 0;
+    return kf_watch(engine, &rail->wait_set->fid, error);
 }
 
-static int kf_open_domain(kf_engine *engine, kf_error *error) {
-    int rc = kf_choose(engine, true);
-    if (rc) rc = kf_choose(engine, false);
-    if (rc) return kf_set_error(error, engine->options.device_memory ? "fi_getinfo(FI_HMEM)" : "fi_getinfo", rc), rc;
-    rc = fi_fabric(engine->info->fabric_attr, &engine->fabric, NULL);
+static int kf_open_rail(kf_engine *engine, kf_rail *rail, kf_error *error) {
+    int rc = fi_fabric(rail->info->fabric_attr, &rail->fabric, NULL);
     if (rc) return kf_set_error(error, "fi_fabric", rc), rc;
-    rc = fi_domain(engine->fabric, engine->info, &engine->domain, NULL);
+    rc = fi_domain(rail->fabric, rail->info, &rail->domain, NULL);
     if (rc) return kf_set_error(error, "fi_domain", rc), rc;
-    return kf_open_wait_set(engine, error);
+    return kf_open_wait_set(engine, rail, error);
+}
+
+static int kf_open_rails(kf_engine *engine, kf_error *error) {
+    int rc = kf_choose_all(engine, true);
+    if (rc) rc = kf_choose_all(engine, false);
+    if (rc) return kf_set_error(error, engine->options.device_memory ? "fi_getinfo(FI_HMEM)" : "fi_getinfo", rc), rc;
+    for (uint32_t i = 0; i < engine->options.rail_count && !rc; i++) rc = kf_open_rail(engine, &engine->rails[i], error);
+    return rc;
 }
 
 static int kf_open_wait(kf_engine *engine, kf_error *error) {
@@ -137,9 +162,10 @@ static int kf_open_wait(kf_engine *engine, kf_error *error) {
 static int kf_try_endpoint(kf_engine *engine, kf_error *error) {
     kf_endpoint *endpoint = kf_open_landing(engine, 0, false, error);
     if (!endpoint) return -1;
-    char address[256];
-    engine->address_size = sizeof address;
-    int rc = kf_endpoint_address(endpoint, address, &engine->address_size, error);
+    char address[256 * KF_MAX_RAILS];
+    size_t size = sizeof address;
+    int rc = kf_endpoint_address(endpoint, address, &size, error);
+    engine->address_size = size / engine->options.rail_count;
     int closed = kf_close_endpoint(engine, endpoint, error);
     return rc ? rc : closed;
 }
@@ -149,7 +175,11 @@ kf_engine *kf_open(const kf_options *options, kf_error *error) {
     if (!engine) return kf_set_error(error, "calloc", ENOMEM), NULL;
     engine->options = *options;
     engine->options.provider = options->provider ? strdup(options->provider) : NULL;
-    engine->options.node = strdup(options->node);
+    for (uint32_t i = 0; i < options->rail_count; i++) {
+        const kf_rail_name *name = &options->rails[i];
+        engine->rails[i].name.node = strdup(name->node);
+        engine->rails[i].name.domain = name->domain ? strdup(name->domain) : NULL;
+    }
     engine->epoll_fd = engine->event_fd = -1;
     kf_node *heads[] = {&engine->regions,         &engine->endpoints,      &engine->words, &engine->ready_slots,
                         &engine->ready_endpoints, &engine->ready_batches};
@@ -157,7 +187,7 @@ kf_engine *kf_open(const kf_options *options, kf_error *error) {
     for (int i = 0; i < KF_SLOTS; i++) kf_node_init(&engine->slots[i].ready);
     engine->delivery_complete = true; /* the same-host path has it */
     int failed = kf_open_wait(engine, error);
-    if (!failed && options->provider) failed = kf_open_domain(engine, error) || kf_try_endpoint(engine, error);
+    if (!failed && options->provider) failed = kf_open_rails(engine, error) || kf_try_endpoint(engine, error);
     if (failed) {
         kf_error ignored; /* the first one says why it does not open */
         kf_close(engine, &ignored);
@@ -176,6 +206,15 @@ int kf_closes_dead_only(const kf_engine *engine) {
     return provider && strstr(provider, ";ofi_rxm") != NULL;
 }
 
+static void kf_close_rail(kf_rail *rail) {
+    if (rail->wait_set) fi_close(&rail->wait_set->fid);
+    if (rail->domain) fi_close(&rail->domain->fid);
+    if (rail->fabric) fi_close(&rail->fabric->fid);
+    if (rail->info) fi_freeinfo(rail->info);
+    free((void *)rail->name.node);
+    free((void *)rail->name.domain);
+}
+
 /* Endpoints first, then what they stand on. Batches whose events were never read are freed here. Returns 0, or not 0
  * where an endpoint could not be closed; all else is closed then, as far as the provider lets it. */
 int kf_close(kf_engine *engine, kf_error *error) {
@@ -185,14 +224,10 @@ int kf_close(kf_engine *engine, kf_error *error) {
     while (kf_linked(&engine->ready_batches))
         kf_free_batch(KF_OWNER(engine->ready_batches.next, kf_batch, ready));
     while (kf_linked(&engine->regions)) kf_deregister(engine, KF_OWNER(engine->regions.next, kf_region, link));
-    if (engine->wait_set) fi_close(&engine->wait_set->fid);
-    if (engine->domain) fi_close(&engine->domain->fid);
-    if (engine->fabric) fi_close(&engine->fabric->fid);
-    if (engine->info) fi_freeinfo(engine->info);
+    for (uint32_t i = 0; i < engine->options.rail_count; i++) kf_close_rail(&engine->rails[i]);
     if (engine->event_fd >= 0) close(engine->event_fd);
     if (engine->epoll_fd >= 0) close(engine->epoll_fd);
     free((void *)engine->options.provider);
-    free((void *)engine->options.node);
     free(engine);
     return failed;
 }
@@ -200,21 +235,31 @@ int kf_close(kf_engine *engine, kf_error *error) {
 int kf_takes_device_memory(const kf_engine *engine) { return engine->options.device_memory != 0; }
 
 /* Providers with FI_MR_PROV_KEY choose the key themselves, others may take fewer bytes of ours. */
-static int kf_register_with_provider(kf_engine *engine, const kf_memory *memory, kf_region *region, kf_error *error) {
-    const struct fi_domain_attr *domain = engine->info->domain_attr;
+static int kf_register_on(const kf_rail *rail, const kf_memory *memory, kf_region *region, struct fid_mr **mr) {
+    const struct fi_domain_attr *domain = rail->info->domain_attr;
     uint64_t key = memory->key, access = FI_WRITE | FI_REMOTE_WRITE;
     if (domain->mr_key_size < 8) key &= (1ull << (8 * domain->mr_key_size)) - 1;
-    int rc = region->device ? kf_register_device(engine, memory, access, key, &region->dmabuf, &region->mr)
-                            : fi_mr_reg(engine->domain, (void *)memory->address, memory->length, access, 0, key, 0,
-                                        &region->mr, NULL);
-    if (rc) return kf_set_error(error, region->device ? "fi_mr_regattr" : "fi_mr_reg", rc), rc;
-    region->key = fi_mr_key(region->mr);
     region->base = domain->mr_mode & FI_MR_VIRT_ADDR ? memory->address : 0;
+    if (region->device) return kf_register_device(rail, memory, access, key, &region->dmabuf, mr);
+    return fi_mr_reg(rail->domain, (void *)memory->address, memory->length, access, 0, key, 0, mr, NULL);
+}
+
+/* On all of its rails. */
+static int kf_register_with_provider(kf_engine *engine, const kf_memory *memory, kf_region *region, kf_error *error) {
+    bool first = true;
+    for (uint32_t i = 0; i < engine->options.rail_count; i++) {
+        if (!(memory->rails >> i & 1)) continue;
+        int rc = kf_register_on(&engine->rails[i], memory, region, &region->mrs[i]);
+        if (rc) return region->mrs[i] = NULL, kf_set_error(error, region->device ? "fi_mr_regattr" : "fi_mr_reg", rc), rc;
+        if (first) region->key = fi_mr_key(region->mrs[i]);
+        first = false;
+    }
     return 0;
 }
 
 static void kf_free_region(kf_region *region) {
-    if (region->mr) fi_close(&region->mr->fid);
+    for (int i = 0; i < KF_MAX_RAILS; i++)
+        if (region->mrs[i]) fi_close(&region->mrs[i]->fid);
     if (region->file >= 0) close(region->file);
     free(region);
 }
@@ -229,15 +274,16 @@ kf_region *kf_register(kf_engine *engine, const kf_memory *memory, kf_error *err
         kf_set_error(error, "fcntl(F_ADD_SEALS)", region->file);
         return kf_free_region(region), NULL;
     }
-    if (engine->domain && kf_register_with_provider(engine, memory, region, error))
-        return kf_free_region(region), NULL;
+    if (kf_register_with_provider(engine, memory, region, error)) return kf_free_region(region), NULL;
     kf_append(&engine->regions, &region->link);
     engine->counters.regions++;
     return region;
 }
 
 int kf_region_is_dmabuf(const kf_region *region) { return region->dmabuf; }
-uint64_t kf_region_key(const kf_region *region) { return region->key; }
+uint64_t kf_region_key(const kf_region *region, uint32_t rail) {
+    return region->mrs[rail] ? fi_mr_key(region->mrs[rail]) : region->key;
+}
 uint64_t kf_region_base(const kf_region *region) { return region->base; }
 
 void kf_deregister(kf_engine *engine, kf_region *region) {

@@ -72,7 +72,7 @@ void kf_post_locally(kf_local_sender *sender, const kf_batch *batch, kf_operatio
     sender->ring->descriptors[slot] = (kf_descriptor){
         .source_region = batch->source_number,
         .source_offset = batch->writes[batch->posted].source - batch->source_base,
-        .target_key = batch->target_key,
+        .target_key = batch->ways[0].lane.key,
         .target = batch->writes[batch->posted].target,
         .length = batch->length,
         .immediate = batch->immediate};
@@ -104,7 +104,7 @@ bool kf_sender_may_sleep(kf_local_sender *sender) {
 static void kf_complete_next(kf_engine *engine, kf_endpoint *endpoint, const kf_error *error, int64_t now) {
     kf_local_sender *sender = endpoint->sender;
     kf_operation *operation = sender->sent[sender->acknowledged++ % sender->slots];
-    kf_completed(engine, endpoint, operation, error, now);
+    kf_completed(engine, &endpoint->ports[0], operation, error, now);
 }
 
 /* The receiver reads no more: its socket is closed, by a fence, a refusal or its end. */

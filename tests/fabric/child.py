@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from fabric.api import Landing, RemoteRegion
+from fabric.api import Landing, RailKey, RemoteRegion
 
 ROOT = Path(__file__).resolve().parents[2]
 LOOPBACK = "127.0.0.1"
@@ -75,13 +75,17 @@ def writer(
         "provider": provider,
         "node": node,
         "landing": landing.address.hex(),
-        "key": target.key,
+        "keys": target.keys,
         "base": target.base,
         "length": target.length,
         "page": page,
         "immediate": immediate,
     }
     return ChildProcess("writer", order)
+
+
+def told_region(told: dict[str, Any]) -> RemoteRegion:
+    return RemoteRegion(tuple(RailKey(*pair) for pair in told["keys"]), told["base"], told["length"])
 
 
 class TargetProcess(ChildProcess):
@@ -94,5 +98,5 @@ class TargetProcess(ChildProcess):
         super().__enter__()
         told = json.loads(self.line())
         self.address = bytes.fromhex(told["address"])
-        self.remote = RemoteRegion(told["key"], told["base"], told["length"])
+        self.remote = told_region(told)
         return self

@@ -4,8 +4,10 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from fabric.api import TransferEngine
 from fabric.libfabric import open_engine
 from fabric.limits import Limits
+from fabric.rails import Rail
 from fabric.simulated import Faults, SimulatedEngine, SimulatedNetwork
 from tests.fabric.party import Party
 
@@ -17,13 +19,19 @@ class Fabric:
 
     network: SimulatedNetwork | None = None
 
-    def __init__(self, provider: str) -> None:
+    def __init__(self, provider: str, rails: int = 1) -> None:
         self.provider = provider
+        self.rails = rails
         self.parties: list[Party] = []
 
-    def party(self, limits: Limits | None = None) -> Party:
-        self.parties.append(Party(open_engine(self.provider, limits=limits)))
+    def party(self, limits: Limits | None = None, rails: int | None = None) -> Party:
+        """`rails`: None for the fabric's number."""
+        self.parties.append(Party(self.engine(limits, rails or self.rails)))
         return self.parties[-1]
+
+    def engine(self, limits: Limits | None, rails: int) -> TransferEngine:
+        loopbacks = [Rail(f"127.0.0.{number + 1}") for number in range(rails)]
+        return open_engine(self.provider, limits=limits, rails=loopbacks)
 
     def stall(self, party: Party) -> None:
         """Libfabric's tcp-like providers move bytes only while the receiver progresses: the test does not drive it."""
@@ -37,13 +45,12 @@ class Fabric:
 
 
 class SimulatedFabric(Fabric):
-    def __init__(self, faults: Faults) -> None:
-        super().__init__("simulated")
+    def __init__(self, faults: Faults, rails: int = 1) -> None:
+        super().__init__("simulated", rails)
         self.network: SimulatedNetwork = SimulatedNetwork(SEED, faults)
 
-    def party(self, limits: Limits | None = None) -> Party:
-        self.parties.append(Party(SimulatedEngine(self.network, limits=limits)))
-        return self.parties[-1]
+    def engine(self, limits: Limits | None, rails: int) -> TransferEngine:
+        return SimulatedEngine(self.network, limits=limits, rails=rails)
 
     def stall(self, party: Party) -> None:
         assert isinstance(party.engine, SimulatedEngine)
@@ -54,12 +61,15 @@ class SimulatedFabric(Fabric):
         self.network.release(party.engine)
 
 
+REORDERING = Faults(reorder=True, max_delay=40, busy_share=0.1, busy_burst=3)
 FABRICS: dict[str, Callable[[], Fabric]] = {
     "net": lambda: Fabric("net"),
     "tcp;ofi_rxm": lambda: Fabric("tcp;ofi_rxm"),
     "same-host": lambda: Fabric("same-host"),
     "simulated": lambda: SimulatedFabric(Faults()),
-    "reordering": lambda: SimulatedFabric(Faults(reorder=True, max_delay=40, busy_share=0.1, busy_burst=3)),
+    "reordering": lambda: SimulatedFabric(REORDERING),
+    "net, two rails": lambda: Fabric("net", rails=2),
+    "reordering, three rails": lambda: SimulatedFabric(REORDERING, rails=3),
 }
 
 

@@ -2,16 +2,18 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import numpy as np
 
-from fabric.api import Event, MemoryRegion, PageWrites, RemoteRegion, TransferEngine
+from fabric.api import Event, MemoryRegion, PageWrites, RailKey, RemoteRegion, TransferEngine
 from tests.fabric.shared_memory import Bytes, register_shared
 
 E = TypeVar("E")
 DEADLINE = 20.0
+NOWHERE = RemoteRegion((RailKey(0, 1),), 0, 1 << 20)
+"""Memory that nobody has registered."""
 
 
 @dataclass
@@ -33,6 +35,10 @@ class Party:
 
 def pattern(size: int, seed: int = 0) -> Bytes:
     return np.random.default_rng(seed).integers(0, 256, size, np.uint8)
+
+
+def wrong_keys(remote: RemoteRegion) -> RemoteRegion:
+    return replace(remote, keys=tuple(RailKey(rail, key ^ 1) for rail, key in remote.keys))
 
 
 def pages(source: MemoryRegion, target: RemoteRegion, indices: list[int], length: int, immediate: int) -> PageWrites:

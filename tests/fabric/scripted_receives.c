@@ -9,6 +9,7 @@ enum { RECEIVES = 512 };
 static struct {
     kf_engine *engine;
     kf_endpoint *landing;
+    kf_port *port;
     void *posted[RECEIVES]; /* oldest first, as the provider holds them */
     int count, room, refusal, arriving;
 } script;
@@ -39,19 +40,21 @@ static struct fid_cq cq = {.ops = &cq_ops};
 static void script_open(void) {
     memset(&script, 0, sizeof script);
     script.engine = calloc(1, sizeof *script.engine);
-    script.landing = calloc(1, sizeof *script.landing);
+    script.landing = calloc(1, sizeof *script.landing + sizeof *script.port);
+    script.port = script.landing->ports = (kf_port *)(script.landing + 1);
+    script.port->endpoint = script.landing;
     kf_node_init(&script.engine->ready_endpoints);
     kf_node_init(&script.landing->ready);
     kf_node_init(&script.landing->batches);
     script.landing->landing = true;
-    script.landing->ep = &ep;
-    script.landing->cq = &cq;
-    script.landing->receives = calloc(RECEIVES, sizeof *script.landing->receives);
-    for (int i = 0; i < RECEIVES; i++) kf_receive_consumed(script.landing, &script.landing->receives[i]);
+    script.port->ep = &ep;
+    script.port->cq = &cq;
+    script.port->receives = calloc(RECEIVES, sizeof *script.port->receives);
+    for (int i = 0; i < RECEIVES; i++) kf_receive_consumed(script.port, &script.port->receives[i]);
 }
 
 static void script_close(void) {
-    free(script.landing->receives);
+    free(script.port->receives);
     free(script.landing);
     free(script.engine);
 }
@@ -59,7 +62,7 @@ static void script_close(void) {
 /* The provider takes receives up to `room` and answers `refusal` (0: it takes all) to more. */
 static void script_provider(int room, int refusal) { script.room = room, script.refusal = refusal; }
 static void script_arrive(int immediates) { script.arriving += immediates; }
-static void script_drain(void) { kf_drain(script.engine, script.landing, 1); }
+static void script_drain(void) { kf_drain(script.engine, script.port, 1); }
 static int script_posted(void) { return script.count; }
 static int script_failed(void) { return script.landing->failed ? script.landing->error.code : 0; }
 static int script_seen(void) {

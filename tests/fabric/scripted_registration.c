@@ -45,14 +45,15 @@ int main(int argc, char **argv) {
     static struct fid_domain domain = {.mr = &mr_ops};
     static struct fi_domain_attr attr = {.mr_mode = FI_MR_VIRT_ADDR, .mr_key_size = 2};
     static struct fi_info info = {.domain_attr = &attr};
-    static kf_engine engine = {.info = &info, .domain = &domain};
+    static kf_engine engine = {.rails[0] = {.info = &info, .domain = &domain}, .options.rail_count = 1};
     kf_node_init(&engine.regions);
-    kf_memory memory = {.address = 0x200000, .length = 5000, .key = 0x12345, .cuda_device = 3, .file = -1};
+    kf_memory memory = {
+        .address = 0x200000, .length = 5000, .key = 0x12345, .cuda_device = 3, .file = -1, .rails = 1};
     kf_error error;
     kf_region *region = kf_register(&engine, &memory, &error);
     if (given_fd >= 0 && fcntl(given_fd, F_GETFD) >= 0) return puts("the descriptor was left open"), 1;
     if (!region) return printf("refused %s %d\n", error.call, error.code), 0;
-    printf("registered key=%llu base=%#llx dmabuf=%d\n", (unsigned long long)kf_region_key(region),
+    printf("registered key=%llu base=%#llx dmabuf=%d\n", (unsigned long long)kf_region_key(region, 0),
            (unsigned long long)kf_region_base(region), kf_region_is_dmabuf(region));
     kf_deregister(&engine, region);
     return engine.counters.regions ? 1 : 0;

@@ -19,7 +19,7 @@ def main() -> None:
     region = engine.register(memory.ctypes.data, LENGTH)
     landing = engine.open_landing("parent")
     remote = region.remote
-    line = {"address": landing.address.hex(), "key": remote.key, "base": remote.base, "length": remote.length}
+    line = {"address": landing.address.hex(), "keys": remote.keys, "base": remote.base, "length": remote.length}
     sys.stdout.write(json.dumps(line) + "\n")
     sys.stdout.flush()
     while True:

@@ -9,13 +9,16 @@ from tests.fabric.conftest import Fabric, Link
 from tests.fabric.party import drive, pages, settle
 
 PAGE = 4096
-CAP = 4
+CAP = 6
+"""In all, over one, two or three rails."""
 
 
 def connected(fabric: Fabric) -> Link:
-    """A link with a small cap, over which one write has gone, and whose receiver is stalled now."""
-    link = Link(fabric, limits=Limits(endpoint_writes=CAP, domain_writes=CAP))
-    link.sender.engine.write(link.sending, pages(link.source_region, link.target_region.remote, [0], PAGE, 1))
+    """A link with a small cap, over each rail of which one write has gone, and whose receiver is stalled now."""
+    share = CAP // fabric.rails
+    link = Link(fabric, limits=Limits(endpoint_writes=share, domain_writes=share))
+    first = [0] * fabric.rails
+    link.sender.engine.write(link.sending, pages(link.source_region, link.target_region.remote, first, PAGE, 1))
     drive(*link.both, until=lambda: bool(link.sender.events))
     link.sender.events.clear()
     fabric.stall(link.receiver)
@@ -29,7 +32,7 @@ def test_no_more_than_the_cap_is_outstanding(fabric: Fabric) -> None:
     drive(link.sender, until=lambda: engine.gauges().outstanding == CAP)
     settle(link.sender)
     assert engine.gauges().outstanding == CAP
-    assert engine.counters().writes_posted == 1 + CAP
+    assert engine.counters().writes_posted == fabric.rails + CAP
     fabric.resume(link.receiver)
     drive(*link.both, until=lambda: bool(link.sender.events))
     assert engine.gauges().outstanding == 0

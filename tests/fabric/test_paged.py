@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fabric.api import MemoryRegion, PageWrites, RemoteRegion
+from fabric.api import MemoryRegion, PageWrites, RailKey, RemoteRegion
 from fabric.errors import FabricUsageError
 from fabric.paged import check, check_word, writes
 
@@ -13,7 +13,7 @@ SIZE = 10_000
 
 def batch(indices: list[int], stride: int, offset: int, length: int, base: int = 0) -> PageWrites:
     """The same arithmetic on both sides, over 10,000 bytes."""
-    source = MemoryRegion(1, 1 << 40, SIZE, RemoteRegion(5, base, SIZE))
+    source = MemoryRegion(1, 1 << 40, SIZE, RemoteRegion((RailKey(0, 5),), base, SIZE))
     return PageWrites(source, indices, stride, offset, source.remote, indices, stride, offset, length, 1)
 
 
@@ -40,7 +40,7 @@ def test_addresses_count_from_the_region_here_and_from_the_base_there() -> None:
 
 
 def test_ranges_are_indices_too() -> None:
-    source = MemoryRegion(1, 0, SIZE, RemoteRegion(5, 0, SIZE))
+    source = MemoryRegion(1, 0, SIZE, RemoteRegion((RailKey(0, 5),), 0, SIZE))
     ranged = PageWrites(source, range(3), 10, 0, source.remote, range(3, 0, -1), 10, 0, 10, 1)
     check(ranged)
     assert list(writes(ranged)) == [(0, 30), (10, 20), (20, 10)]

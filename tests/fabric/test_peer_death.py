@@ -2,13 +2,13 @@
 
 import numpy as np
 
-from fabric.api import EndpointFailed, PageWrites, RemoteRegion, Sending, WritesEnded, WritesFailed
+from fabric.api import EndpointFailed, PageWrites, Sending, WritesEnded, WritesFailed
 from fabric.immediates import pack
 from fabric.libfabric import open_engine
 from fabric.limits import Limits
 from fabric.simulated import SimulatedEngine, SimulatedNetwork
 from tests.fabric.child import TargetProcess
-from tests.fabric.party import Party, drive, pages
+from tests.fabric.party import NOWHERE, Party, drive, pages
 
 PAGE = 64 << 10
 ALL = list(range((4 << 20) // PAGE))
@@ -74,7 +74,7 @@ def test_a_peer_that_was_never_there_is_given_up(provider: str) -> None:
     engine = open_engine(provider, limits=Limits(connect_seconds=0.3))
     sender = Party(engine)
     _, region = sender.memory(PAGE)
-    engine.write(engine.connect("gone", address), pages(region, RemoteRegion(1, 0, PAGE), [0], PAGE, 1))
+    engine.write(engine.connect("gone", address), pages(region, NOWHERE, [0], PAGE, 1))
     drive(sender, until=lambda: bool(sender.of(EndpointFailed)) and bool(sender.of(WritesEnded)))
     assert len(sender.of(WritesFailed)) == 1 and sender.of(WritesEnded)[0].error
     engine.close()

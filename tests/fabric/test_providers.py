@@ -58,7 +58,7 @@ def test_keys_are_random(provider: str) -> None:
     data = bytearray(4096)
     ffi = native.core().ffi
     at = int(ffi.cast("uintptr_t", ffi.from_buffer(data)))
-    keys = {engine.register(at, 4096).remote.key for _ in range(8)}
+    keys = {engine.register(at, 4096).remote.keys[0].key for _ in range(8)}
     assert len(keys) == 8 and max(keys) > 1 << 32
     engine.close()
 

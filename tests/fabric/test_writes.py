@@ -7,12 +7,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fabric.api import EndpointFailed, PageWrites, RemoteRegion, WritesEnded, WritesFailed
+from fabric.api import EndpointFailed, PageWrites, RailKey, WritesEnded, WritesFailed
 from fabric.errors import EndpointClosed, FabricUsageError
 from fabric.immediates import MAX_GENERATION, pack
 from fabric.limits import Limits
 from tests.fabric.conftest import Fabric, Link
-from tests.fabric.party import drive, pages, settle
+from tests.fabric.party import NOWHERE, drive, pages, settle, wrong_keys
 from tests.fabric.shared_memory import Bytes
 
 PAGE = 4096
@@ -137,8 +137,8 @@ def test_numbers_that_no_machine_has_are_refused(link: Link, indices: list[int])
         replace(fine, target=replace(remote, base=-1)),
         replace(fine, target=replace(remote, base=TOO_LARGE - 8, length=64), target_offset=8),
         replace(fine, target=replace(remote, length=2 * TOO_LARGE), target_offset=TOO_LARGE - remote.base),
-        replace(fine, target=replace(remote, key=TOO_LARGE)),
-        replace(fine, target=replace(remote, key=-1)),
+        replace(fine, target=replace(remote, keys=(RailKey(0, TOO_LARGE),))),
+        replace(fine, target=replace(remote, keys=(RailKey(0, -1),))),
         replace(fine, source_stride=TOO_LARGE),
         replace(fine, target_stride=TOO_LARGE),
         replace(fine, target_offset=TOO_LARGE),
@@ -175,7 +175,9 @@ def test_a_write_that_the_peer_must_refuse_fails(link: Link, wrong: str) -> None
     """Wrong key, a length that the peer never registered, a region that is gone: an error, and no byte."""
     remote, size = link.target_region.remote, link.target.size
     index = size // PAGE if wrong == "length" else 0
-    remote = RemoteRegion(remote.key ^ (wrong == "key"), remote.base, size + PAGE * (wrong == "length"))
+    remote = replace(remote, length=size + PAGE * (wrong == "length"))
+    if wrong == "key":
+        remote = wrong_keys(remote)
     if wrong == "deregistered":
         link.receiver.engine.deregister(link.target_region)
     batch = PageWrites(link.source_region, [0], 0, 0, remote, [index], PAGE, 0, PAGE, pack(3, 1))
@@ -190,7 +192,7 @@ def test_a_write_that_the_peer_must_refuse_fails(link: Link, wrong: str) -> None
 
 def test_after_a_failure_new_writes_on_the_endpoint_fail_at_once(link: Link) -> None:
     remote = link.target_region.remote
-    wrong = RemoteRegion(remote.key ^ 1, remote.base, remote.length)
+    wrong = wrong_keys(remote)
     link.sender.engine.write(link.sending, pages(link.source_region, wrong, [0], PAGE, 1))
     drive(*link.both, until=lambda: bool(link.sender.of(EndpointFailed)))
     handle = link.sender.engine.write(link.sending, pages(link.source_region, remote, [0], PAGE, 1))
@@ -206,7 +208,7 @@ def test_another_endpoint_to_the_same_peer_is_unharmed_by_the_failure_of_one(lin
     other_landing = link.receiver.engine.open_landing("sender")
     other = link.sender.engine.connect("receiver", other_landing.address)
     remote = link.target_region.remote
-    wrong = RemoteRegion(remote.key ^ 1, remote.base, remote.length)
+    wrong = wrong_keys(remote)
     link.receiver.engine.expect(other_landing, pack(2, 1), 16)
     link.sender.engine.write(link.sending, pages(link.source_region, wrong, [0], PAGE, 1))
     good = link.sender.engine.write(other, pages(link.source_region, remote, list(range(16)), PAGE, pack(2, 1)))
@@ -253,7 +255,7 @@ def test_an_address_that_is_none_makes_an_endpoint_that_fails(fabric: Fabric, ad
     sender = fabric.party(Limits(connect_seconds=0.3))
     _, region = sender.memory(PAGE)
     sending = sender.engine.connect("peer", address)
-    handle = sender.engine.write(sending, pages(region, RemoteRegion(1, 0, PAGE), [0], PAGE, 1))
+    handle = sender.engine.write(sending, pages(region, NOWHERE, [0], PAGE, 1))
     drive(sender, until=lambda: bool(sender.of(EndpointFailed)) and bool(sender.of(WritesEnded)))
     (ended,) = sender.of(WritesEnded)
     assert ended.handle == handle and ended.completed == 0 and ended.error

@@ -8,15 +8,17 @@ bytes, so that a late write shows.
 import json
 import sys
 from collections.abc import Iterator
+from typing import Any
 
-from fabric.api import PageWrites, RemoteRegion, Sending, WritesEnded
+from fabric.api import PageWrites, Sending, WritesEnded
 from fabric.libfabric import LibfabricEngine, open_engine
+from tests.fabric.child import told_region
 from tests.fabric.shared_memory import register_shared
 
 
-def batches(engine: LibfabricEngine, order: dict[str, int]) -> Iterator[PageWrites]:
+def batches(engine: LibfabricEngine, order: dict[str, Any]) -> Iterator[PageWrites]:
     """Two alternating sources, so that one can be refilled while the other is on its way."""
-    target = RemoteRegion(order["key"], order["base"], order["length"])
+    target = told_region(order)
     (source, region), (other, other_region) = (register_shared(engine, order["length"]) for _ in range(2))
     sources, regions = (source, other), (region, other_region)
     every = list(range(order["length"] // order["page"]))
@@ -27,7 +29,7 @@ def batches(engine: LibfabricEngine, order: dict[str, int]) -> Iterator[PageWrit
         turn += 1
 
 
-def write_until_it_fails(engine: LibfabricEngine, sending: Sending, order: dict[str, int]) -> WritesEnded:
+def write_until_it_fails(engine: LibfabricEngine, sending: Sending, order: dict[str, Any]) -> WritesEnded:
     """Always two batches under way."""
     work = batches(engine, order)
     engine.write(sending, next(work))

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from fabric.api import MemoryRegion, RemoteRegion
+from fabric.api import MemoryRegion, RailKey, RemoteRegion
 from kv_messenger.plan import TransferPlan
 from kv_messenger.sources import Source
 from protocol.context import ContextLayout, ContextPart
@@ -45,7 +45,7 @@ def layout(layers: int = 2, page_size: int = 4) -> KVLayout:
 
 def region(number: int, length: int) -> MemoryRegion:
     """Memory that is nowhere: its offsets count from 0."""
-    return MemoryRegion(id=number, address=0, length=length, remote=RemoteRegion(key=number, base=0, length=length))
+    return MemoryRegion(id=number, address=0, length=length, remote=RemoteRegion((RailKey(0, number),), 0, length))
 
 
 def plan(
@@ -59,7 +59,7 @@ def plan(
         first_page=first_page,
         immediate=IMMEDIATE,
         blocks=[list(target_blocks)],
-        regions=[RankRegion(key=1, base=0, length=size)],
+        regions=[RankRegion(keys=[(0, 1)], base=0, length=size)],
         context=context_slot(of.context),
     )
     slots = region(8, SLOTS * of.context.slot_bytes) if of.context.parts else None
@@ -70,7 +70,7 @@ def context_slot(of: ContextLayout) -> ContextSlot | None:
     """Of a target that wants this."""
     if not of.parts:
         return None
-    return ContextSlot(region=RankRegion(key=2, base=0, length=SLOTS * of.slot_bytes), slot=TARGET_SLOT)
+    return ContextSlot(region=RankRegion(keys=[(0, 2)], base=0, length=SLOTS * of.slot_bytes), slot=TARGET_SLOT)
 
 
 def no_source() -> Source:

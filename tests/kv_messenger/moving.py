@@ -115,7 +115,9 @@ class Transfer:
         self.target = Side(target, [target.pages_for(group, tokens) for group in groups], rng)
         self.written = np.zeros(self.target.pools.shape, dtype=np.int64)
         self.count = self.moved = 0
-        regions = [RankRegion(key=r, base=0, length=self.target.rank_bytes) for r in range(target.tensor_parallel)]
+        regions = [
+            RankRegion(keys=[(0, r)], base=0, length=self.target.rank_bytes) for r in range(target.tensor_parallel)
+        ]
         ticket = TransferTicket(
             key=TransferKey(f"request {self.seed}", 1, "decode-instance"),
             landing=1,
@@ -153,8 +155,8 @@ class Transfer:
         assert sources.max() + writes.length <= writes.source.length
         assert targets.max() + writes.length <= writes.target.length
         froms, tos = sources[:, None] // ITEM + span, targets[:, None] // ITEM + span
-        self.target.pools[writes.target.key][tos] = self.source.pools[writes.source.id][froms]
-        np.add.at(self.written[writes.target.key], tos, 1)
+        self.target.pools[writes.target.keys[0].key][tos] = self.source.pools[writes.source.id][froms]
+        np.add.at(self.written[writes.target.keys[0].key], tos, 1)
         self.count += len(sources)
         self.moved += len(sources) * writes.length
 

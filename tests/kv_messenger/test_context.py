@@ -86,7 +86,7 @@ def test_a_ticket_whose_slot_does_not_fit_is_refused_with_the_reason() -> None:
         return TransferPlan(whole.source, whole.regions, of(target), ticket, 8, whole.context).refusal() or ""
 
     assert "slot 4 lies outside" in refusal(BOTH, slot=SLOTS)
-    assert "address space" in refusal(BOTH, region=RankRegion(key=2, base=(1 << 64) - 256, length=256))
+    assert "address space" in refusal(BOTH, region=RankRegion(keys=[(0, 2)], base=(1 << 64) - 256, length=256))
     assert "with a context slot, its node wants no context" in refusal(NO_CONTEXT)
 
 

@@ -10,6 +10,7 @@ from fabric.api import Sending
 from fabric.errors import FabricUnavailable
 from fabric.simulated import Faults, SimulatedEngine, SimulatedNetwork
 from kv_messenger.peers import PEER_TIMEOUT_S
+from kv_messenger.regions import as_ticketed
 from kv_messenger.sender import Sender
 from kv_messenger.sender_transfer import Chunk
 from kv_messenger.sent import engine_id
@@ -30,7 +31,7 @@ from protocol.messages import (
     TransferFinished,
     Welcome,
 )
-from protocol.ticket import RankRegion, TransferKey, TransferTicket
+from protocol.ticket import TransferKey, TransferTicket
 from tests.kv_messenger.builders import ScriptedEngine, layout
 
 OF = layout(layers=2, page_size=4)
@@ -82,7 +83,7 @@ class World:
             first_page=0,
             immediate=1 << 20 | 1,
             blocks=[TARGETS],
-            regions=[RankRegion(key=remote.key, base=remote.base, length=remote.length)],
+            regions=[as_ticketed(remote)],
         )
         self.sender.on_prefill_request(
             PrefillRequest(ticket=ticket, public_id="", tokens=[1] * 8, deadline_s=deadline_s)

@@ -41,8 +41,8 @@ TICKET = TransferTicket(
     first_page=0,
     immediate=2**32 - 1,
     blocks=[[3, 1], [2]],
-    regions=[RankRegion(key=2**64 - 1, base=2**47, length=4096)],
-    context=ContextSlot(region=RankRegion(key=0, base=0, length=512), slot=3),
+    regions=[RankRegion(keys=[(0, 2**64 - 1)], base=2**47, length=4096)],
+    context=ContextSlot(region=RankRegion(keys=[(0, 0)], base=0, length=512), slot=3),
 )
 HYBRID = KVLayout(
     groups=(GroupLayout(layers=(0, 2)), GroupLayout(layers=(1,), window=9)),

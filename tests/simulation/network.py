@@ -8,13 +8,14 @@ bytes), after it, or both may fail independently when a connection breaks.
 import ctypes
 import errno
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from fabric.api import EndpointFailed, Event, Landing
 from fabric.errors import OperationError
+from fabric.rails import Lane
 from fabric.simulated import SimulatedEngine, SimulatedNetwork
 from fabric.simulated_batches import SimulatedBatch, SimulatedEndpoint
 from fabric.simulated_network import NetworkUser
@@ -33,6 +34,7 @@ class Flight:
 
     sender: NetworkUser
     batch: SimulatedBatch
+    lane: Lane
     source: int
     target: int
     transfer: str
@@ -40,8 +42,8 @@ class Flight:
     payload: bytes | None = None
 
     @property
-    def landing(self) -> bytes:
-        return self.batch.endpoint.landing_address
+    def landing(self) -> bytes | None:
+        return self.batch.endpoint.address_of(self.lane)
 
     def detach(self) -> None:
         if self.payload is None:
@@ -84,17 +86,23 @@ class ScheduledEngine(SimulatedEngine):
         return self._take_events()
 
     @property
-    def stuck(self) -> bool:
-        """Something could be posted but for EAGAIN: nobody but time will change that."""
-        return any(endpoint.queue and not endpoint.outstanding for endpoint in self._sender.endpoints.values())
+    def has_news(self) -> bool:
+        """Something of its writes is to be reported, after a batch was cancelled or an endpoint closed."""
+        return bool(self._sender.events)
 
     @property
-    def unposted(self) -> list[tuple[bytes, int]]:
+    def stuck(self) -> bool:
+        """Something could be posted but for EAGAIN: nobody but time will change that."""
+        return any(endpoint.queue and not endpoint.outstanding.total() for endpoint in self.sendings)
+
+    @property
+    def unposted(self) -> list[tuple[bytes | None, int]]:
         """(landing, address) of each write that may still be posted."""
         return [
-            (batch.endpoint.landing_address, target)
+            (batch.endpoint.address_of(lane), target)
             for batch in self._sender.batches
             if batch.unposted
+            for lane in batch.lanes
             for _, target in batch.addresses[batch.posted :]
         ]
 
@@ -139,9 +147,9 @@ class ScheduledNetwork(SimulatedNetwork):
         busy = self._manners.busy_share and self._schedule.random.random() < self._manners.busy_share
         return errno.EAGAIN if busy else 0
 
-    def launch(self, sender: NetworkUser, batch: SimulatedBatch) -> None:
+    def launch(self, sender: NetworkUser, batch: SimulatedBatch, lane: Lane) -> None:
         assert isinstance(sender, ScheduledEngine)
-        flight = Flight(sender, batch, *batch.addresses[batch.posted], sender.transfer_of(batch.handle))
+        flight = Flight(sender, batch, lane, *batch.addresses[batch.posted], sender.transfer_of(batch.handle))
         self.flights.append(flight)
         delay, random = self._delay(batch.endpoint), self._schedule.random
         if sender in self.fail_next:
@@ -157,10 +165,10 @@ class ScheduledNetwork(SimulatedNetwork):
             if flight.batch.endpoint is endpoint:
                 flight.detach()
 
-    def close_landing(self, address: bytes) -> bool:
+    def close_landing(self, addresses: Sequence[bytes]) -> bool:
         if self.needs_dead_peer:
-            self._check_quiet(address)
-        return super().close_landing(address)
+            self._check_quiet(addresses)
+        return super().close_landing(addresses)
 
     def ended(self, receiver: NetworkUser, landing: int, immediate: int) -> None:
         if self._schedule.random.random() < self._manners.duplicate_share:
@@ -231,7 +239,7 @@ class ScheduledNetwork(SimulatedNetwork):
         batch = flight.batch
         if not batch.ended and not self.is_dead(flight.sender):
             error = _error(code, batch.endpoint.peer) if code else None
-            flight.sender.completed(batch, error, self._now_ns())
+            flight.sender.completed(batch, flight.lane, error, self._now_ns())
 
     def _fail(self, flight: Flight, lands: bool) -> None:
         """It fails for its sender now, or has completed before; it lands later, or never."""
@@ -266,7 +274,7 @@ class ScheduledNetwork(SimulatedNetwork):
         writes = flight.batch.writes
         if not isinstance(receiver, ScheduledEngine) or self.is_dead(receiver):
             return errno.ECONNRESET
-        region = receiver.region_of(writes.target.key)
+        region = receiver.region_of(flight.lane.remote)
         if region is None or not 0 <= flight.target - region.address <= region.length - writes.length:
             return errno.EACCES
         receiver.on_landing(flight)
@@ -277,10 +285,10 @@ class ScheduledNetwork(SimulatedNetwork):
             receiver.landed(self._landings[flight.landing][1], writes.immediate, self._now_ns())
         return 0
 
-    def _check_quiet(self, address: bytes) -> None:
+    def _check_quiet(self, addresses: Sequence[bytes]) -> None:
         for flight in self.flights:
             living = isinstance(flight.sender, ScheduledEngine) and not flight.sender.process.dead
-            if flight.landing == address and living:
+            if flight.landing in addresses and living:
                 raise Violation("a landing was closed under the fire of a living peer, where that crashes")
 
 
