@@ -32,6 +32,7 @@ class ImmediateSlots:
 
     def __init__(self) -> None:
         self._free = deque(range(SLOTS))
+        self._taken = bytearray(SLOTS)
         self._generation = [0] * SLOTS
 
     @property
@@ -43,11 +44,13 @@ class ImmediateSlots:
         if not self._free:
             return None
         slot = self._free.popleft()
+        self._taken[slot] = True
         self._generation[slot] = self._generation[slot] % MAX_GENERATION + 1
         return pack(slot, self._generation[slot])
 
     def give_back(self, immediate: int) -> None:
         """Call only once every write of this generation is accounted for or its sender is fenced."""
         slot, generation = unpack(immediate)
-        assert self._generation[slot] == generation and slot not in self._free, immediate
+        assert self._generation[slot] == generation and self._taken[slot], immediate
+        self._taken[slot] = False
         self._free.append(slot)

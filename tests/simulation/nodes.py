@@ -123,9 +123,10 @@ class SimulatedPump:
             self._schedule.after(BUSY_AGAIN_S, self._turn, self._process)
 
     def _tick(self) -> None:
-        assert self._owner is not None
+        assert self._fabric is not None and self._owner is not None
         self._owner.on_tick(self._schedule.now)
-        self.wake()
+        if self._fabric.has_news:
+            self.wake()
         self._schedule.after(TICK_S, self._tick, self._process)
 
 
@@ -397,7 +398,6 @@ class SimulatedDecodeNode(Node):
             self.gates,
             instance=self.instance,
             name=name,
-            provider="simulated",
             local_prefill=False,
             max_queue=MAX_QUEUE,
             clock=clock,

@@ -26,6 +26,7 @@ SMALL_PROMPT = 6
 """What a small prefill node takes at most, in tokens without the prompt's last."""
 SETTLE_S = 20.0
 """After the last fault and the last deadline: until then everything must be at rest."""
+STEPS_BETWEEN_LOOKS = 20
 MAX_STEPS = 60_000
 
 
@@ -72,7 +73,7 @@ class World:
 
     def _play_until(self, end: float) -> None:
         while self.schedule.now < end:
-            self._step()
+            self._play_some()
 
     def _play_until_at_rest(self) -> None:
         end = self.schedule.now + max(s.deadline_s for s in self.script.submissions) + SETTLE_S
@@ -85,11 +86,12 @@ class World:
                 replaced, end = True, self.schedule.now + SETTLE_S
                 for index in range(self.script.prefills):
                     self._kill(index, 0.1)
-            for _ in range(20):
-                self._step()
+            self._play_some()
 
-    def _step(self) -> None:
-        self.schedule.step()
+    def _play_some(self) -> None:
+        step = self.schedule.step
+        for _ in range(STEPS_BETWEEN_LOOKS):
+            step()
         if self.schedule.steps > MAX_STEPS:
             raise Violation(f"no end after {MAX_STEPS} steps")
 
