@@ -32,13 +32,13 @@ OPEN_S = 60.0
 
 @dataclass(frozen=True)
 class StartedRanks:
-    """Of one engine, while its workers load. `local`: the main rank is this process's. `meeting`: where the ranks find
-    each other, to be kept until they have."""
+    """Of one engine, while its workers load. `collective`: the main rank's, where that one is this process. `meeting`:
+    where ranks find each other, if there are several; to be kept until they have."""
 
     group: WorkerGroup
     world: int
-    local: bool
-    meeting: TCPStore
+    collective: GlooCollective | None
+    meeting: TCPStore | None
     silence_s: float
 
 
@@ -78,9 +78,10 @@ def _start(
     options: EngineOptions, head: bool, threads: int, number: int, silence_s: float, undo: ExitStack
 ) -> StartedRanks:
     """The first engine's main rank is local."""
-    local, world, meeting = number == 0, options.tp, rendezvous()
+    world, meeting = options.tp, rendezvous() if options.tp > 1 else None
+    collective = GlooCollective(meeting.port, Shard(0, world), silence_s) if meeting and number == 0 else None
     workers = []
-    for rank in range(1 if local else 0, world):
+    for rank in range(1 if collective else 0, world):
         worker = spawn(f"engine {number} rank {rank}", Shard(rank, world), silence_s)
         undo.callback(worker.end)
         workers.append(worker)
@@ -90,7 +91,7 @@ def _start(
             head=head,
             rank=rank,
             world=world,
-            port=meeting.port,
+            port=meeting.port if meeting else None,
             threads=threads,
             silence_s=silence_s,
             context=list(options.context),
@@ -99,13 +100,13 @@ def _start(
     group = WorkerGroup(workers)
     undo.callback(group.close, 0.0)
     group.start()
-    return StartedRanks(group, world, local, meeting, silence_s)
+    return StartedRanks(group, world, collective, meeting, silence_s)
 
 
 def _open(
     started: StartedRanks, options: EngineOptions, loaded: LoadedModel, geometry: CacheGeometry, chunks: int
 ) -> Placed:
-    config, group, world = options.batching, started.group, started.world
+    config, group, world, collective = options.batching, started.group, started.world, started.collective
     memory = SharedMemory.create(world, pool_bytes(geometry, chunks))
     try:
         pool = CachePool(geometry, chunks, config.debug_pages, ranks=world, memory=memory.pools())
@@ -114,8 +115,7 @@ def _open(
     finally:
         memory.close()
     runner: Runner
-    if started.local:
-        collective = GlooCollective(started.meeting.port, Shard(0, world), started.silence_s)
+    if collective:
         try:
             collective.join()
         except CollectiveBroken as error:

@@ -15,15 +15,16 @@ _Rank = Annotated[int, msgspec.Meta(ge=0, lt=MAX_RANKS)]
 
 
 class Load(msgspec.Struct, frozen=True, tag=True):
-    """The first word to a worker. `port`: where the ranks meet, on loopback. `head`: of the whole engine. `silence_s`:
-    how long a rank waits for the others in a forward. `context`: what the main rank keeps of rows that want one."""
+    """The first word to a worker. `port`: where ranks meet, on loopback, if there are several. `head`: of the whole
+    engine. `silence_s`: how long a rank waits for the others in a forward. `context`: what the main rank keeps of rows
+    that want one."""
 
     model: str
     dtype: DType
     head: bool
     rank: _Rank
     world: Annotated[int, msgspec.Meta(ge=1, le=MAX_RANKS)]
-    port: Annotated[int, msgspec.Meta(ge=1, lt=1 << 16)]
+    port: Annotated[int, msgspec.Meta(ge=1, lt=1 << 16)] | None
     threads: Positive
     silence_s: float
     context: list[ContextName] = []

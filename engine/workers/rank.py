@@ -68,7 +68,7 @@ class Rank:
     def __init__(self, load: Load) -> None:
         torch.set_num_threads(load.threads)
         self._shard = Shard(load.rank, load.world)
-        self._collective = None if self._shard.is_whole else GlooCollective(load.port, self._shard, load.silence_s)
+        self._collective = GlooCollective(load.port, self._shard, load.silence_s) if load.port else None
         head = load.head and self._shard.is_main
         self._loaded = load_model(Path(load.model), load.dtype, head, self._shard)
         self._context = self._loaded.context(load.context)

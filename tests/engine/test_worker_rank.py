@@ -50,7 +50,7 @@ def ends() -> Iterator[Ends]:
 
 def load(folder: Path, head: bool = True) -> Load:
     """All of a model, so that there is nobody to meet."""
-    return Load(str(folder), "float32", head, rank=0, world=1, port=1, threads=1, silence_s=1.0)
+    return Load(str(folder), "float32", head, rank=0, world=1, port=None, threads=1, silence_s=1.0)
 
 
 def test_a_whole_model_is_served_from_first_to_last_word(ends: Ends, tiny_llama: Path) -> None:
