@@ -67,7 +67,6 @@ class Admission:
         *,
         instance: str,
         name: str,
-        provider: str,
         local_prefill: bool,
         max_queue: int,
         target: int = 0,
@@ -79,7 +78,6 @@ class Admission:
         self._gates = gates
         self._instance = instance
         self._name = name
-        self._provider = provider
         self._local_prefill = local_prefill
         self._max_queue = max_queue
         self._target = target
@@ -298,7 +296,7 @@ class Admission:
     def _refuse(self, request: DecodeRequest, failure: Failure) -> None:
         self.counters.refused += 1
         event(log, "request refused", logging.WARNING, request=request.request, reason=failure.message)
-        ledger = Job(request, 0, 0.0, []).ledger(self._name, "")
+        ledger = Job(request, 0, 0.0, []).ledger(self._name)
         self._reply(
             RequestEnded(request=request.request, reason=FinishReason.ERROR, tokens=0, failure=failure, ledger=ledger)
         )
@@ -329,7 +327,7 @@ class Admission:
             self.counters.failed += 1
         else:
             self.counters.finished += 1
-        ledger = job.ledger(self._name, self._provider)
+        ledger = job.ledger(self._name)
         why = failure.message if failure else None
         event(log, "request ended", request=job.id, outcome=reason.value, tokens=job.tokens, reason=why)
         self._reply(RequestEnded(request=job.id, reason=reason, tokens=job.tokens, failure=failure, ledger=ledger))

@@ -64,7 +64,7 @@ class Job:
         """Of the current attempt."""
         return TransferKey(self.id, self.attempt, instance)
 
-    def ledger(self, node: str, provider: str) -> Ledger:
+    def ledger(self, node: str) -> Ledger:
         """What is known by now; zero where it is not."""
         if self.arrival is None or self.peer is None:
             return Ledger(
@@ -81,7 +81,7 @@ class Job:
         return Ledger(
             decode_node=node,
             prefill_node=self.peer.name,
-            provider=provider,
+            provider=self.arrival.provider,
             attempts=self.attempt,
             prefill_chunks=times.chunks,
             queue_s=_seconds(self.received_ns, self.asked_ns) + queued,

@@ -9,7 +9,7 @@ receiver), the control thread (owns the sockets), the status pages. Each talks t
 
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import CancelledError
 
 from decode_node.admission import Admission
@@ -72,7 +72,7 @@ class _FetchOnPump:
 
 class DecodeNode:
     """`engines`, `fabric` and `memory` (each engine's, registered) are handed in ready-made, and owned from then.
-    `max_queue`: requests that may wait for pages, in each engine."""
+    `max_queue`: requests that may wait for pages, in each engine. `cores`: CPUs of the messenger's thread."""
 
     def __init__(
         self,
@@ -86,6 +86,7 @@ class DecodeNode:
         *,
         local_prefill: bool = False,
         max_queue: int = 256,
+        cores: Collection[int] | None = None,
         debug_pages: bool = False,
     ) -> None:
         self._membership = membership
@@ -108,7 +109,7 @@ class DecodeNode:
             hang_up=self._links.hang_up,
             debug=debug_pages,
         )
-        self._pump = Pump(fabric, self._receiver)
+        self._pump = Pump(fabric, self._receiver, cores)
         self._router = RouterLink(self._control, self.status, self._on_router_message, self._on_router_lost)
         for number, (seat, engine) in enumerate(zip(self._seats, engines, strict=True)):
             seat.take(
@@ -119,7 +120,6 @@ class DecodeNode:
                     gates,
                     instance=membership.instance,
                     name=membership.name,
-                    provider=fabric.provider,
                     local_prefill=local_prefill,
                     max_queue=max_queue,
                     target=number,

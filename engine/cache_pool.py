@@ -8,6 +8,7 @@ import torch
 
 from engine.errors import PoisonBroken
 from engine.geometry import READ_PADDING_CHUNK, RESERVED_CHUNKS, CacheGeometry
+from engine.shared_file import SharedFile, shared_bytes
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 POISON_BYTE = 0xFF
@@ -15,11 +16,14 @@ POISON_BYTE = 0xFF
 
 
 class PoolMemory(NamedTuple):
-    """Of one rank, in bytes. `cuda_device`: the ordinal of the device that it is on; None: the host."""
+    """Of one rank, in bytes. `cuda_device`: the ordinal of the device that it is on; None: the host. `file`: the memfd
+    that it is a mapping of, from `file_offset` on, open as long as the engine lives; None: others cannot map it."""
 
     address: int
     bytes: int
     cuda_device: int | None = None
+    file: int | None = None
+    file_offset: int = 0
 
 
 class CachePool:
@@ -29,7 +33,8 @@ class CachePool:
     deregisters first.
 
     Of a model that is divided among `ranks`, it is the pools of all of them side by side: the ranks use the same blocks
-    for the same tokens, each for its own heads. `memory`: zeroed bytes to lie in, `aligned(bytes)` for each rank.
+    for the same tokens, each for its own heads. `memory`: zeroed bytes to lie in, `aligned(bytes)` for each rank, and
+    the `file` of it, if other processes may map it. On a CPU it makes both itself.
     """
 
     def __init__(
@@ -41,6 +46,7 @@ class CachePool:
         device: str = "cpu",
         ranks: int = 1,
         memory: torch.Tensor | None = None,
+        file: SharedFile | None = None,
     ) -> None:
         self.geometry = geometry
         self.num_chunks = num_chunks
@@ -48,7 +54,9 @@ class CachePool:
         self.device = device
         self.ranks = ranks
         self.bytes = pool_bytes(geometry, num_chunks, reserved)
-        memory = _memory(ranks * aligned(self.bytes), device) if memory is None else memory
+        if memory is None:
+            memory, file = _memory(ranks * aligned(self.bytes), device)
+        self._file = file
         flat = memory.view(ranks, aligned(self.bytes))[:, : self.bytes]
         self._raw = flat.view(ranks, reserved + num_chunks, geometry.chunk_bytes)
         self._free = list(range(reserved + num_chunks - 1, reserved - 1, -1))
@@ -68,7 +76,11 @@ class CachePool:
         pitch = self._raw.stride(0)
         device = self._raw.device
         ordinal = device.index if device.type == "cuda" else None
-        return [PoolMemory(self.address + rank * pitch, self.bytes, ordinal) for rank in range(self.ranks)]
+        fd, offset = (self._file.fd, self._file.offset) if self._file else (None, 0)
+        return [
+            PoolMemory(self.address + rank * pitch, self.bytes, ordinal, fd, offset + rank * pitch)
+            for rank in range(self.ranks)
+        ]
 
     @property
     def free_chunks(self) -> int:
@@ -124,8 +136,8 @@ def aligned(size: int) -> int:
     return -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
 
 
-def _memory(size: int, device: str) -> torch.Tensor:
-    """Zeroed. On a CPU it is page-aligned memory of its own."""
+def _memory(size: int, device: str) -> tuple[torch.Tensor, SharedFile | None]:
+    """Zeroed."""
     if device != "cpu":
-        return torch.zeros(size, dtype=torch.uint8, device=device)
-    return torch.frombuffer(mmap.mmap(-1, size), dtype=torch.uint8)
+        return torch.zeros(size, dtype=torch.uint8, device=device), None
+    return shared_bytes("kvferry-pages", size)

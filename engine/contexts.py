@@ -8,13 +8,13 @@ two engines a context goes through slots of registered memory, which are taken a
     reserved request                           network --> slot -> the request, when it is resumed
 """
 
-import mmap
 from typing import NamedTuple
 
 import torch
 
 from engine.cache_pool import POISON_BYTE, PoolMemory
 from engine.errors import PoisonBroken
+from engine.shared_file import shared_bytes
 from protocol.context import ContextLayout
 
 VALUE_BYTES = torch.float32.itemsize
@@ -48,8 +48,8 @@ class ContextSlots:
         self.layout = layout
         self.count = count
         self._debug = debug
-        memory = mmap.mmap(-1, count * layout.slot_bytes)
-        self._slots = torch.frombuffer(memory, dtype=torch.uint8).view(count, layout.slot_bytes)
+        memory, self._file = shared_bytes("kvferry-contexts", count * layout.slot_bytes)
+        self._slots = memory.view(count, layout.slot_bytes)
         self._free = list(range(count - 1, -1, -1))
         if debug:
             self._slots[:] = POISON_BYTE
@@ -57,7 +57,7 @@ class ContextSlots:
     @property
     def memory(self) -> PoolMemory:
         """What is to be registered."""
-        return PoolMemory(self._slots.data_ptr(), self._slots.nbytes)
+        return PoolMemory(self._slots.data_ptr(), self._slots.nbytes, file=self._file.fd)
 
     @property
     def free(self) -> int:

@@ -29,12 +29,13 @@ class Fetch:
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """`arrived_ns`: monotonic, when the last write was counted."""
+    """`arrived_ns`: monotonic, when the last write was counted. `provider`: by way of what, in the fabric's words."""
 
     key: TransferKey
     writes: int
     bytes: int
     arrived_ns: int
+    provider: str
 
 
 @dataclass
@@ -64,6 +65,7 @@ class Attempt:
     bytes: int = 0
     """What will have arrived with the last write."""
     arrived_ns: int = 0
+    provider: str = ""
 
     @property
     def over(self) -> bool:

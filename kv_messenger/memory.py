@@ -5,8 +5,9 @@ from dataclasses import dataclass
 
 from fabric.api import MemoryRegion, TransferEngine
 
-Place = tuple[int, int, int | None]
-"""Address, bytes, and the ordinal of the CUDA device that it is on, or None."""
+Place = tuple[int, int, int | None, int | None, int]
+"""Address, bytes, the ordinal of the CUDA device that it is on, or None, the memfd that it is a mapping of, or None,
+and from which byte of that on."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -236,7 +236,7 @@ class Receiver:
         if attempt is None:  # an earlier event of the same batch closed it
             return
         if isinstance(event, Arrived):
-            attempt.arrived_ns = event.last_ns
+            attempt.arrived_ns, attempt.provider = event.last_ns, self.fabric.provider_of(attempt.landing)
             self._do(attempt, attempt.transfer.on_arrived(event.count))
         else:
             self._do(attempt, attempt.transfer.on_over_counted(event.count))
@@ -289,7 +289,7 @@ class Receiver:
         self.counters.writes += writes
         self.counters.bytes += moved
         log_event(log, "kv arrived", request=key.request, attempt=key.attempt, writes=writes, bytes=moved)
-        self._owner(attempt).kv_arrived(Arrival(key, writes, moved, attempt.arrived_ns))
+        self._owner(attempt).kv_arrived(Arrival(key, writes, moved, attempt.arrived_ns, attempt.provider))
 
     def _compare(self, attempt: Attempt) -> Failure | None:
         """Debug mode: what arrived in each replica set, against its source's checksums."""

@@ -109,7 +109,9 @@ def _open(
     config, group, world, collective = options.batching, started.group, started.world, started.collective
     memory = SharedMemory.create(world, pool_bytes(geometry, chunks))
     try:
-        pool = CachePool(geometry, chunks, config.debug_pages, ranks=world, memory=memory.pools())
+        pool = CachePool(
+            geometry, chunks, config.debug_pages, ranks=world, memory=memory.pools(), file=memory.pools_file()
+        )
         progress = ProgressWord(memory.word())
         group.tell(Serve(config.page_size, chunks), [memory.fd])
     finally:

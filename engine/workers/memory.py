@@ -11,6 +11,7 @@ from typing import Self
 import torch
 
 from engine.cache_pool import aligned
+from engine.shared_file import SharedFile, create_memfd
 
 
 @dataclass(frozen=True)
@@ -24,9 +25,7 @@ class SharedMemory:
     @classmethod
     def create(cls, ranks: int, pool_bytes: int) -> Self:
         """Zeroed; `close` gives the descriptor back."""
-        memory = cls(os.memfd_create("kvferry-pages"), ranks, pool_bytes)
-        os.ftruncate(memory.fd, mmap.PAGESIZE + ranks * aligned(pool_bytes))
-        return memory
+        return cls(create_memfd("kvferry-pages", mmap.PAGESIZE + ranks * aligned(pool_bytes)), ranks, pool_bytes)
 
     def close(self) -> None:
         os.close(self.fd)
@@ -37,6 +36,10 @@ class SharedMemory:
     def pools(self) -> torch.Tensor:
         """Of all ranks, as bytes."""
         return self._map(0, self.ranks)
+
+    def pools_file(self) -> SharedFile:
+        """Of `pools`, for whoever else is to map them."""
+        return SharedFile(os.dup(self.fd), offset=mmap.PAGESIZE)
 
     def pool(self, rank: int) -> torch.Tensor:
         """Of one rank, as bytes."""

@@ -31,7 +31,7 @@ def memory() -> Iterator[SharedMemory]:
 
 def pool_of(memory: SharedMemory, debug: bool = False) -> CachePool:
     """All ranks', as the main process sees them."""
-    return CachePool(GEOMETRY, CHUNKS, debug, ranks=memory.ranks, memory=memory.pools())
+    return CachePool(GEOMETRY, CHUNKS, debug, ranks=memory.ranks, memory=memory.pools(), file=memory.pools_file())
 
 
 def rank_pool(memory: SharedMemory, rank: int) -> CachePool:
@@ -53,6 +53,15 @@ def test_parts_begin_at_pages_of_the_machine(memory: SharedMemory) -> None:
     assert [one.bytes for one in pool_of(memory).memories] == [SIZE] * 3
     assert all(address % mmap.PAGESIZE == 0 for address in addresses)
     assert addresses[1] - addresses[0] == addresses[2] - addresses[1] >= SIZE
+
+
+def test_each_ranks_pages_are_where_the_file_is_said_to_have_them(memory: SharedMemory) -> None:
+    everyone = pool_of(memory)
+    for rank, one in enumerate(everyone.memories):
+        rank_pool(memory, rank).pages(0)[:] = rank + 1.0
+        assert one.file is not None
+        with mmap.mmap(one.file, one.file_offset + one.bytes, prot=mmap.PROT_READ) as seen:
+            assert set(memoryview(seen[one.file_offset :]).cast("f")) == {rank + 1.0}
 
 
 def test_blocks_are_copied_and_poisoned_on_every_rank(memory: SharedMemory) -> None:

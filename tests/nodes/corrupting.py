@@ -19,8 +19,10 @@ class CorruptingEngine:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
 
-    def register(self, address: int, length: int, device: int | None = None) -> MemoryRegion:
-        self._region = self._inner.register(address, length, device)
+    def register(
+        self, address: int, length: int, device: int | None = None, file: int | None = None, file_offset: int = 0
+    ) -> MemoryRegion:
+        self._region = self._inner.register(address, length, device, file, file_offset)
         return self._region
 
     def progress(self, timeout: float) -> list[Event]:

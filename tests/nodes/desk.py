@@ -66,7 +66,6 @@ class Desk:
             gates or Gates(),
             instance=INSTANCE,
             name="decode-1",
-            provider="simulated",
             local_prefill=local,
             max_queue=max_queue,
         )
@@ -130,7 +129,7 @@ class Desk:
         return [fetch for fetch in self.source.fetches if fetch.key.request == name][-1]
 
     def arrive(self, name: str) -> None:
-        self.admission.kv_arrived(Arrival(self.fetch(name).key, 4, 4096, time.monotonic_ns()))
+        self.admission.kv_arrived(Arrival(self.fetch(name).key, 4, 4096, time.monotonic_ns(), "net"))
 
     def fail(self, name: str, code: FailureCode = FailureCode.TRANSFER_FAILED) -> None:
         self.admission.kv_failed(self.fetch(name).key, Failure(code, f"it is {code.value}"))
