@@ -14,7 +14,7 @@ from engine.options import EngineOptions
 from engine.workers.build import build_parallel
 from tests.engine.driving import greedy_request
 from tests.engine.fake_workers import DEADLINE_S, Stepped, children, wait_until_gone, workers_but
-from tests.engine.test_workers import LIVELY
+from tests.engine.lively import LIVELY
 from tests.engine.tiny_models import prompt_of
 
 pytestmark = pytest.mark.slow

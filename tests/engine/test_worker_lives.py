@@ -26,7 +26,7 @@ from tests.engine.driving import (
     prefill_here,
     run,
 )
-from tests.engine.test_workers import LIVELY, lively_requests, rank_pages
+from tests.engine.lively import LIVELY, lively_requests, rank_pages
 from tests.engine.tiny_models import NEW, WINDOW_PROMPTS, continued, greedy, prompt_of
 from tests.tiny_model import save_tiny_model
 

@@ -1,6 +1,5 @@
 """Engines whose ranks are processes: the same tokens and pages as those of one device, through a whole life."""
 
-import ctypes
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -11,31 +10,17 @@ import pytest
 import torch
 
 from engine.collective import GlooCollective, rendezvous
-from engine.config import ContinuousBatchingConfig
 from engine.engine import Engine
 from engine.errors import DeviceLost, UnsupportedModel
 from engine.options import EngineOptions
 from engine.request import Request
-from engine.sizing import GIB
 from engine.tensor_parallel import Shard
 from engine.workers.build import build_parallel
 from protocol.sampling import SamplingParams
 from tests.engine.driving import Gathered, assert_at_rest, greedy_request, model_engine, run
 from tests.engine.fake_workers import DEADLINE_S, Stepped, children, open_files, workers_but
+from tests.engine.lively import LIVELY, lively_requests, rank_pages
 from tests.engine.tiny_models import greedy, prompt_of
-
-BLOCK_BYTES = 3 * 4 * 2 * 4 * 8 * 4
-"""Layers, heads, K and V, tokens, elements of a head, bytes of one."""
-LIVELY = ContinuousBatchingConfig(
-    page_size=4,
-    num_blocks=32,
-    max_batch_tokens=24,
-    max_requests_per_batch=8,
-    safety_margin=0.0,
-    cpu_offload_space=30 * BLOCK_BYTES / GIB,
-    debug_pages=True,
-)
-"""Room for three of the requests below, and in host memory for two: offloads, soft resets, chunks and prefix hits."""
 
 
 @pytest.fixture(scope="module")
@@ -62,23 +47,6 @@ def warm_up_gloo() -> None:
 def engine(request: pytest.FixtureRequest, engines: list[Engine]) -> Engine:
     """Whose main rank is here, or a worker."""
     return engines[0 if request.param == "local" else 1]
-
-
-def lively_requests(seed: int = 1) -> list[Request]:
-    """Prompts of which some begin alike; some are drawn, some penalised."""
-    shared = prompt_of(17, seed)
-    requests = []
-    for number in range(10):
-        prompt = (shared if number % 2 else []) + prompt_of(5 + 2 * number, seed=seed + 1 + number)
-        sampling = SamplingParams(
-            max_new_tokens=18,
-            temperature=0.8 if number % 3 == 1 else 0.0,
-            seed=number,
-            repetition_penalty=1.3 if number % 4 == 3 else 1.0,
-            logprobs=number % 3 == 1,
-        )
-        requests.append(Request(f"r{number}", prompt, sampling))
-    return requests
 
 
 def test_a_whole_life_gives_the_tokens_of_one_device(engine: Engine, tiny_llama: Path) -> None:
@@ -129,15 +97,6 @@ def test_every_ranks_pages_are_mapped_here_at_the_addresses_it_reports(engine: E
     assert engine.layout.tensor_parallel == 2
     assert engine.layout.kv_heads == whole.layout.kv_heads == 4
     assert engine.layout.page_bytes * 2 == whole.layout.page_bytes
-
-
-def rank_pages(engine: Engine, rank: int, table: list[int]) -> torch.Tensor:
-    """`[blocks, layers, heads of the rank, 2, page_size, head_dim]`, from the rank's memory."""
-    geometry, memory = engine.pool.geometry, engine.pools[rank]
-    raw = (ctypes.c_char * memory.bytes).from_address(memory.address)
-    flat = torch.frombuffer(bytearray(raw), dtype=torch.float32)
-    shape = (-1, geometry.layers, geometry.kv_heads, 2, geometry.page_size, geometry.head_dim)
-    return flat.view(shape)[table]
 
 
 def test_the_word_counts_each_layer_once_however_many_ranks_there_are(engine: Engine) -> None:

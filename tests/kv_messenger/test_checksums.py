@@ -8,9 +8,9 @@ import pytest
 
 from kv_messenger.checksums import HeldPages, checksums, first_difference, places
 from protocol.layout import GroupLayout, KVLayout
+from tests.kv_messenger.layouts import FULL, HYBRID, of
 from tests.kv_messenger.moving import Side
 from tests.kv_messenger.pairing import NAMES
-from tests.kv_messenger.test_plan import FULL, HYBRID, of
 
 TOKENS = 70
 

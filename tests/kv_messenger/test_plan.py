@@ -19,18 +19,11 @@ from kv_messenger.runs import count_runs, runs
 from kv_messenger.sender_transfer import Arm, Chunk, SenderTransfer
 from protocol.layout import GroupLayout, KVLayout, full_layout
 from tests.kv_messenger.builders import KEY, layout, plan
+from tests.kv_messenger.layouts import FULL, HYBRID, SLIDING, of
 from tests.kv_messenger.moving import Transfer
 
 RANKS = HEADS = (1, 2, 3, 4, 8)
 PAGES = (4, 16, 48, 64)
-FULL = (GroupLayout(layers=(0, 1)),)
-HYBRID = (GroupLayout(layers=(1,)), GroupLayout(layers=(0, 2, 3), window=21))
-SLIDING = (GroupLayout(layers=(0,), window=16),)
-
-
-def of(heads: int, ranks: int, page: int, groups: tuple[GroupLayout, ...] = FULL, parts: int = 2) -> KVLayout:
-    facts = {"groups": groups, "kv_heads": heads, "parts": parts, "page_size": page, "tensor_parallel": ranks}
-    return msgspec.convert({**facts, "head_dim": 1, "dtype": "float32"}, KVLayout)
 
 
 def fits(heads: int, ranks: int) -> bool:

@@ -13,8 +13,8 @@ from kv_messenger.plan import expected
 from protocol.context import ContextLayout
 from protocol.layout import KVLayout
 from tests.kv_messenger.builders import BOTH, LOGITS, TARGET_SLOT
+from tests.kv_messenger.layouts import FULL, HYBRID, SLIDING, of
 from tests.kv_messenger.pairing import SOURCE_SLOT, Pair, expect_whole
-from tests.kv_messenger.test_plan import FULL, HYBRID, SLIDING, of
 
 SHARDINGS = {
     "1 to 1": (of(4, 1, 16), of(4, 1, 16)),

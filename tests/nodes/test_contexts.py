@@ -18,7 +18,7 @@ from protocol.messages import FailureCode, FinishReason, Ledger
 from protocol.sampling import SamplingParams
 from tests.nodes.conftest import open_named
 from tests.nodes.pair import Cluster, Shape
-from tests.nodes.test_tokens import prompt_of
+from tests.nodes.prompts import prompt_of
 from tests.oracle import Oracle
 
 BOTH: tuple[ContextName, ...] = ("hidden", "logits")

@@ -9,7 +9,7 @@ from protocol.sampling import SamplingParams
 from tests.nodes.conftest import open_named
 from tests.nodes.crossing import HELD, Crossing, Facts, start_nodes
 from tests.nodes.pair import Cluster, Shape
-from tests.nodes.test_tokens import expect_oracle, prompt_of
+from tests.nodes.prompts import expect_oracle, prompt_of
 from tests.oracle import Oracle
 
 

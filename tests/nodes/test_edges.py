@@ -11,7 +11,7 @@ import pytest
 
 from tests.nodes.conftest import open_named
 from tests.nodes.pair import Cluster, Shape
-from tests.nodes.test_tokens import expect_oracle, prompt_of
+from tests.nodes.prompts import expect_oracle, prompt_of
 from tests.oracle import Oracle
 
 PER_COMBINATION = 38

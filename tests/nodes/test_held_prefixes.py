@@ -9,7 +9,7 @@ import pytest
 from tests.nodes.conftest import open_named
 from tests.nodes.crossing import HELD, Crossing, Facts, start_nodes
 from tests.nodes.pair import Shape
-from tests.nodes.test_tokens import prompt_of
+from tests.nodes.prompts import prompt_of
 from tests.oracle import Oracle
 
 TINY = Facts(layers=3, heads=4)

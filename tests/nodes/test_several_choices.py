@@ -10,8 +10,8 @@ from protocol.sampling import SamplingParams
 from tests.engine.driving import model_engine, run
 from tests.nodes.conftest import open_named
 from tests.nodes.pair import Cluster, Shape
+from tests.nodes.prompts import END, NEW_TOKENS, prompt_of
 from tests.nodes.router_stub import Answer
-from tests.nodes.test_tokens import END, NEW_TOKENS, prompt_of
 from tests.oracle import Oracle
 
 N = 3

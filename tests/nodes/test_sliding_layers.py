@@ -7,8 +7,8 @@ import pytest
 from protocol.sampling import SamplingParams
 from tests.nodes.conftest import open_named
 from tests.nodes.pair import Cluster, Shape
-from tests.nodes.test_tokens import prompt_of
-from tests.nodes.test_unequal_pages import cluster_of
+from tests.nodes.prompts import prompt_of
+from tests.nodes.unequal import cluster_of
 from tests.oracle import Oracle
 from tests.tiny_model import VOCAB, WINDOW, save_weights
 

@@ -16,7 +16,7 @@ from tests.nodes.conftest import open_named
 from tests.nodes.corrupting import open_corrupting_decode
 from tests.nodes.crossing import HELD, Crossing, Facts, start_nodes
 from tests.nodes.pair import Cluster, Shape
-from tests.nodes.test_tokens import prompt_of
+from tests.nodes.prompts import prompt_of
 from tests.oracle import Oracle
 from tests.tiny_model import save_tiny_model
 

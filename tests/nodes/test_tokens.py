@@ -8,39 +8,19 @@ from pathlib import Path
 
 import pytest
 
-from protocol.messages import FinishReason, RequestEnded
+from protocol.messages import FinishReason
 from protocol.sampling import SamplingParams
 from tests.nodes.conftest import open_named
 from tests.nodes.corrupting import open_corrupting_decode
 from tests.nodes.pair import Cluster, OpenFabric, Shape
+from tests.nodes.prompts import expect_oracle, prompt_of
 from tests.oracle import Oracle
 
-NEW_TOKENS = 6
-END = 1
-"""The tiny tokenizer's end token."""
 CHUNK = 64
-
-
-def prompt_of(length: int, seed: int) -> list[int]:
-    rng = random.Random(f"{length}/{seed}")
-    return [rng.randrange(5, 261) for _ in range(length)]
 
 
 def edges(page: int) -> list[int]:
     return sorted({1, 2, page - 1, page, page + 1, CHUNK - 1, CHUNK, CHUNK + 1, CHUNK + 2, 3 * CHUNK + 7})
-
-
-def expect_oracle(cluster: Cluster, oracle: Oracle, prompts: list[list[int]]) -> list[RequestEnded]:
-    """All at once; every answer equals the oracle's, and every page comes back."""
-    sampling = SamplingParams(max_new_tokens=NEW_TOKENS)
-    asked = [cluster.router.ask(prompt, sampling)[1] for prompt in prompts]
-    ends = [answer.result() for answer in asked]
-    for prompt, answer, end in zip(prompts, asked, ends, strict=True):
-        expected = oracle.greedy(prompt, NEW_TOKENS)
-        assert answer.tokens == expected, (len(prompt), end)
-        assert end.reason is (FinishReason.STOP if expected[-1] == END else FinishReason.LENGTH)
-    cluster.wait_pages_returned()
-    return ends
 
 
 @pytest.mark.parametrize("page_size", [4, 16, 64])

@@ -8,19 +8,12 @@ from pathlib import Path
 import pytest
 
 from tests.nodes.crossing import runs
-from tests.nodes.pair import Cluster, OpenFabric, Shape
-from tests.nodes.test_tokens import expect_oracle, prompt_of
+from tests.nodes.pair import OpenFabric
+from tests.nodes.prompts import expect_oracle, prompt_of
+from tests.nodes.unequal import cluster_of
 from tests.oracle import Oracle
 
 LAYERS, HEADS, PARTS = 3, 4, 2
-TOKENS = 1024
-
-
-def cluster_of(model: Path, open_fabric: OpenFabric, source_page: int, target_page: int, chunk: int = 40) -> Cluster:
-    source, target = (Shape(page, TOKENS // page, chunk) for page in (source_page, target_page))
-    cluster = Cluster(model, open_fabric, target)
-    cluster.add_prefill(source)
-    return cluster.start(prefill=0)
 
 
 @pytest.mark.parametrize(("source_page", "target_page"), [(16, 64), (64, 16), (48, 64)])

@@ -20,7 +20,7 @@ from protocol.messages import FailureCode, FinishReason, NodeStatus, PrefillAddr
 from protocol.sampling import SamplingParams
 from tests.nodes.conftest import open_named
 from tests.nodes.pair import Cluster, OpenFabric, Shape, blocks_of, messenger_paused
-from tests.nodes.test_tokens import expect_oracle, prompt_of
+from tests.nodes.prompts import expect_oracle, prompt_of
 from tests.oracle import Oracle
 from tests.tiny_model import save_tiny_model
 
