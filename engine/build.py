@@ -61,6 +61,11 @@ def check_movable(options: EngineOptions) -> None:
         raise DeviceRefused(why)
 
 
+def device_addresses(options: EngineOptions) -> list[str]:
+    """PCI addresses of the GPUs whose memory the engines' pages lie in; none on a CPU."""
+    return [] if options.device == "cpu" else [installed_driver().pci_address(0)]
+
+
 def _check_present(device: str) -> None:
     if device == "cuda" and not torch.cuda.is_available():
         raise NoDevice("--device cuda: no GPU is there, or this torch was built without CUDA")

@@ -40,6 +40,11 @@ class CudaDriver:
         self.call("cuInit", 0)
         return self.call("cuDeviceGet", ordinal)
 
+    def pci_address(self, ordinal: int) -> str:
+        """As sysfs spells it."""
+        spelled: bytes = self.call("cuDeviceGetPCIBusId", 13, self.device(ordinal))
+        return spelled.split(b"\0")[0].decode().lower()
+
     def tensor(self, address: int, count: int, dtype: torch.dtype, ordinal: int) -> torch.Tensor:
         """Elements at an address that the device can reach, which somebody else owns: a view."""
         return torch.as_tensor(_Elements(address, count, dtype), device=torch.device("cuda", ordinal))

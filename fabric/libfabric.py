@@ -72,24 +72,28 @@ def open_engine(
     device_memory: bool = False,
     same_host: bool = False,
     rails: Sequence[Rail] = (),
+    nics: Sequence[Rail] = (),
 ) -> "LibfabricEngine":
-    """The best provider that opens on every one of `rails`, or exactly `provider`; without rails, on `node`.
-    `device_memory`: one that also takes memory of CUDA devices (FI_HMEM). `same_host`: beside it, shared memory for
-    peers on this host; SAME_HOST as the provider is that alone. Raises FabricUnavailable with the reasons."""
-    reasons, rails = [], rails or [Rail(node)]
+    """The best provider that opens on every one of `rails`, or exactly `provider`; without rails, on `nics` where it
+    drives NICs itself, else on `node`. `device_memory`: one that also takes memory of CUDA devices (FI_HMEM).
+    `same_host`: beside it, shared memory for peers on this host; SAME_HOST as the provider is that alone. Raises
+    FabricUnavailable with the reasons."""
     if provider == SAME_HOST:
-        device_memory, same_host, rails = False, True, []
-    if len(rails) > MAX_RAILS:
-        raise FabricUnavailable(f"{len(rails)} NICs, at most {MAX_RAILS} work together: name fewer with --nics")
+        device_memory, same_host = False, True
+    if max(len(rails), len(nics)) > MAX_RAILS:
+        raise FabricUnavailable(f"more NICs than the {MAX_RAILS} that work together: name fewer with --nics")
+    reasons, asked = [], rails or [Rail(node)]
     for name in [provider] if provider else PREFERENCE:
-        raw, reason = _open_core(name, rails, limits or Limits(), device_memory)
-        if raw is not None:
-            return LibfabricEngine(raw, name, same_host, len(rails))
-        reasons.append(f"{name}: {reason}")
+        near = [nics] if nics and not rails and name in NIC_PROVIDERS else []
+        for used in [[]] if name == SAME_HOST else [*near, asked]:
+            raw, reason = _open_core(name, used, limits or Limits(), device_memory)
+            if raw is not None:
+                return LibfabricEngine(raw, name, same_host, len(used))
+            reasons.append(f"{name} on {', '.join(map(str, used)) or 'this host'}: {reason}")
     lacking = "provider that takes memory of CUDA devices" if device_memory else "usable provider"
     raise FabricUnavailable(
-        f"libfabric {version()} offers no {lacking} on {', '.join(map(str, rails))} ({'; '.join(reasons)}); "
-        f"usable there: {', '.join(providers(rails[0].node)) or 'none'}"
+        f"libfabric {version()} offers no {lacking} on {', '.join(map(str, asked))} ({'; '.join(reasons)}); "
+        f"usable there: {', '.join(providers(asked[0].node)) or 'none'}"
     )
 
 

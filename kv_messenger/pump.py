@@ -5,10 +5,11 @@ its events to the owner, and tick the clock. Between events it sleeps inside `pr
 """
 
 import logging
+import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict
 from typing import Protocol
 
@@ -39,11 +40,13 @@ class PumpDead(RuntimeError):
 
 
 class Pump:
-    """`submit` and `call` come from any thread; `fabric` is touched by the pump's thread alone after `start`."""
+    """`submit` and `call` come from any thread; `fabric` is touched by the pump's thread alone after `start`. `cores`:
+    CPUs that the thread is confined to; None: all of the process's."""
 
-    def __init__(self, fabric: TransferEngine, owner: PumpOwner) -> None:
+    def __init__(self, fabric: TransferEngine, owner: PumpOwner, cores: Collection[int] | None = None) -> None:
         self._fabric = fabric
         self._owner = owner
+        self._cores = cores
         self._inbox: deque[Callable[[], None]] = deque()
         self._stopping = False
         self.fabric_counters: FabricCounters = fabric.counters()
@@ -91,6 +94,8 @@ class Pump:
 
     def _run(self) -> None:
         try:
+            if self._cores is not None:
+                os.sched_setaffinity(0, self._cores)  # 0: this thread
             next_tick = time.monotonic() + TICK_S
             while not self._stopping:
                 self._run_inbox()

@@ -5,10 +5,11 @@ from collections.abc import Sequence
 
 import zmq
 
-from engine.build import build_engines, check_movable
+from engine.build import build_engines, check_movable, device_addresses
 from engine.errors import EngineError
 from fabric.errors import FabricError
 from fabric.libfabric import open_engine
+from fabric.placement import Wishes, find_placement
 from kv_messenger.memory import register
 from prefill_node.config import PrefillConfig, parse_config
 from prefill_node.node import PrefillNode
@@ -31,7 +32,14 @@ def build_node(config: PrefillConfig) -> PrefillNode:
     member, options = config.membership, config.engine
     key = read_cluster_key(member.cluster_key)
     check_movable(options)
-    fabric = open_engine(member.provider, member.host, device_memory=options.device == "cuda")
+    placement = find_placement(Wishes(member.host, member.nics, member.cores), device_addresses(options))
+    fabric = open_engine(
+        member.provider,
+        member.host,
+        device_memory=options.device == "cuda",
+        rails=placement.rails,
+        nics=placement.nics,
+    )
     engines = build_engines(options, head=False, count=config.dp)
     memory = [register(fabric, engine.pools, engine.context_memory) for engine in engines]
     return PrefillNode(
@@ -44,6 +52,7 @@ def build_node(config: PrefillConfig) -> PrefillNode:
         Gates(member.test_gates),
         port=config.port,
         max_queue=member.max_queue,
+        cores=placement.cores,
         debug_pages=options.batching.debug_pages,
     )
 

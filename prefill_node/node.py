@@ -9,7 +9,7 @@ the sockets), the status pages.
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from engine.data_parallel import DataParallelEngines
 from engine.engine import Engine
@@ -42,7 +42,8 @@ log = logging.getLogger(__name__)
 
 class PrefillNode:
     """`engines`, `fabric` and `memory` (each engine's, registered) are handed in ready-made and owned from then on.
-    `port`: where decode nodes dial, 0 takes any. `max_queue`: prompts that may wait, in each engine."""
+    `port`: where decode nodes dial, 0 takes any. `max_queue`: prompts that may wait, in each engine.
+    `cores`: CPUs of the messenger's thread."""
 
     def __init__(
         self,
@@ -56,6 +57,7 @@ class PrefillNode:
         *,
         port: int = 0,
         max_queue: int = 256,
+        cores: Collection[int] | None = None,
         debug_pages: bool = False,
     ) -> None:
         self._membership = membership
@@ -82,7 +84,7 @@ class PrefillNode:
             gates=gates,
             debug=debug_pages,
         )
-        self._pump = Pump(fabric, self._sender)
+        self._pump = Pump(fabric, self._sender, cores)
         for prefills in self._prefills:
             prefills.refuse_through(self._pump)
         self._announcer = ChunkAnnouncer(self._pump, self._sender)

@@ -11,7 +11,8 @@ from urllib.parse import urlsplit
 class Membership:
     """`router`: the address nodes dial. `host`: the interface that this node's own sockets bind to. Ports 0 take any.
     `instance`: random per process; a restart on the same address is a new peer. `max_queue`: requests that may wait;
-    more are refused. `drain_s`: grace for what runs at SIGTERM."""
+    more are refused. `drain_s`: grace for what runs at SIGTERM. `nics`: that carry pages, by name or address; empty:
+    those near the devices. `cores`: CPUs of the messenger's thread; None: those near."""
 
     router: str
     cluster_key: Path
@@ -23,6 +24,8 @@ class Membership:
     instance: str
     max_queue: int
     drain_s: float
+    nics: tuple[str, ...] = ()
+    cores: frozenset[int] | None = None
 
 
 def port_number(text: str) -> int:
@@ -49,6 +52,24 @@ def _positive(text: str) -> int:
     if number < 1:
         raise argparse.ArgumentTypeError(f"{number} must be at least 1")
     return number
+
+
+def _names(text: str) -> tuple[str, ...]:
+    names = tuple(text.split(","))
+    if not all(names):
+        raise argparse.ArgumentTypeError(f"{text!r} is no list: write mlx5_0,mlx5_1")
+    return names
+
+
+def _cpus(text: str) -> frozenset[int]:
+    """As the kernel writes them."""
+    cpus: set[int] = set()
+    for part in text.split(","):
+        first, dash, last = part.partition("-")
+        if not (first.isdigit() and (last.isdigit() or not dash)):
+            raise argparse.ArgumentTypeError(f"{text!r} is no list of CPUs: write 0-3,8")
+        cpus.update(range(int(first), int(last or first) + 1))
+    return frozenset(cpus)
 
 
 def _seconds(text: str) -> float:
@@ -85,6 +106,20 @@ def add_membership_options(parser: argparse.ArgumentParser, default_name: str) -
         help="libfabric provider: net, tcp;ofi_rxm, efa, verbs;ofi_rxm, ... (default: the best there is)",
     )
     group.add_argument(
+        "--nics",
+        type=_names,
+        default=(),
+        metavar="LIST",
+        help="NICs that carry KV side by side, by name or address, e.g. mlx5_0,mlx5_1 (default: those nearest to the "
+        "devices where the provider drives NICs, else the one with --host; see doctor)",
+    )
+    group.add_argument(
+        "--cores",
+        type=_cpus,
+        metavar="LIST",
+        help="CPUs of the KV messenger's thread, e.g. 0-3,8 (default: those near the devices on large machines)",
+    )
+    group.add_argument(
         "--status-port",
         type=port_number,
         default=0,
@@ -118,4 +153,6 @@ def membership_from(arguments: argparse.Namespace) -> Membership:
         instance=secrets.token_hex(16),
         max_queue=arguments.max_queue,
         drain_s=arguments.drain,
+        nics=arguments.nics,
+        cores=arguments.cores,
     )

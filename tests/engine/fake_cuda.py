@@ -81,6 +81,9 @@ class FakeApi:
     def cuDeviceGet(self, ordinal: int) -> tuple[Any, ...]:
         return _OK, ordinal
 
+    def cuDeviceGetPCIBusId(self, length: int, device: int) -> tuple[Any, ...]:
+        return _OK, b"0000:1B:00.0\0"[:length]
+
     def cuDeviceGetAttribute(self, attribute: int, device: int) -> tuple[Any, ...]:
         return _OK, self.attributes[CUdevice_attribute(attribute)]
 

@@ -27,6 +27,10 @@ def driver() -> FakeDriver:
     return FakeDriver()
 
 
+def test_a_device_is_known_by_its_pci_address_as_sysfs_spells_it(driver: FakeDriver) -> None:
+    assert driver.pci_address(0) == "0000:1b:00.0"
+
+
 def test_sizes_are_rounded_up_to_the_devices_granularity(driver: FakeDriver) -> None:
     with allocate(driver, 3, SIZE) as memory:
         assert memory.size == 2 * GRANULARITY

@@ -1,5 +1,6 @@
 """The messenger's thread: what is submitted runs there in order, and its death is seen by whoever waits."""
 
+import os
 import threading
 from collections.abc import Iterator, Sequence
 
@@ -73,6 +74,16 @@ def test_an_action_may_submit_another_one(pump: Pump) -> None:
 def test_the_owner_is_ticked_on_the_pumps_thread(pump: Pump, owner: Owner) -> None:
     assert owner.ticked.wait(DEADLINE_S)
     assert owner.threads == {"kv-messenger"}
+
+
+def test_the_thread_is_confined_to_its_cores_and_no_other_is(owner: Owner) -> None:
+    allowed = os.sched_getaffinity(0)
+    pump = Pump(SimulatedEngine(SimulatedNetwork()), owner, cores={min(allowed)})
+    pump.start()
+    found: list[set[int]] = []
+    pump.call(lambda: found.append(os.sched_getaffinity(0)))
+    assert found == [{min(allowed)}] and os.sched_getaffinity(0) == allowed
+    pump.close()
 
 
 def test_close_runs_what_was_submitted_before(owner: Owner) -> None:
