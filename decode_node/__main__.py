@@ -37,6 +37,7 @@ def build_node(config: DecodeConfig) -> DecodeNode:
         member.provider,
         member.host,
         device_memory=options.device == "cuda",
+        same_host=member.same_host,
         rails=placement.rails,
         nics=placement.nics,
     )

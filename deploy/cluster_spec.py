@@ -37,8 +37,9 @@ class Division:
 
 @dataclass(frozen=True, slots=True)
 class ClusterSpec:
-    """`port`: the router's, 0 takes any. `provider`: libfabric's name, None for the best there is. `local_prefill`:
-    decode nodes compute prompts themselves. The last three are None where the node's own default is wanted."""
+    """`port`: the router's, 0 takes any. `provider`: libfabric's name, None for the best there is. `same_host`: nodes
+    move KV through shared memory. `local_prefill`: decode nodes compute prompts themselves. The last three are None
+    where the node's own default is wanted."""
 
     model: Path
     prefill: int = 1
@@ -46,6 +47,7 @@ class ClusterSpec:
     host: str = "127.0.0.1"
     port: int = 8000
     provider: str | None = None
+    same_host: bool = True
     local_prefill: bool = False
     prefill_division: Division = Division()
     decode_division: Division = Division()
@@ -91,6 +93,8 @@ def node_command(
     command = [*programs[role], "--model", str(spec.model), "--router", nodes_address]
     command += ["--cluster-key", str(key), "--name", name, "--host", spec.host, "--threads", str(threads(spec, role))]
     command += ["--drain", str(GRACE_S)]
+    if not spec.same_host:
+        command.append("--no-same-host")
     if role == "decode" and spec.local_prefill:
         command.append("--local-prefill")
     for option, count in asdict(spec.division(role)).items():

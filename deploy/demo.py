@@ -37,6 +37,7 @@ def main(arguments: argparse.Namespace, run_dir: Path) -> int:
         decode=arguments.decode,
         port=arguments.port,
         provider=arguments.provider,
+        same_host=not arguments.no_same_host,
         max_batch_tokens=MAX_BATCH_TOKENS,
     )
     spec.check()

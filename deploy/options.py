@@ -28,6 +28,9 @@ def add_cluster_options(parser: argparse.ArgumentParser, port: int) -> None:
     parser.add_argument(
         "--provider", help="libfabric provider: net, tcp;ofi_rxm, efa, ... (default: the best there is; see doctor)"
     )
+    parser.add_argument(
+        "--no-same-host", action="store_true", help="move KV over the provider, not through this host's shared memory"
+    )
 
 
 def add_node_options(parser: argparse.ArgumentParser) -> None:
@@ -60,6 +63,7 @@ def cluster_spec_from(arguments: argparse.Namespace) -> ClusterSpec:
         decode=arguments.decode,
         port=arguments.port,
         provider=arguments.provider,
+        same_host=not arguments.no_same_host,
         local_prefill=arguments.local_prefill,
         prefill_division=Division(arguments.prefill_tp, arguments.prefill_dp),
         decode_division=Division(arguments.decode_tp, arguments.decode_dp),

@@ -10,15 +10,17 @@ from urllib.parse import urlsplit
 @dataclass(frozen=True, slots=True)
 class Membership:
     """`router`: the address nodes dial. `host`: the interface that this node's own sockets bind to. Ports 0 take any.
-    `instance`: random per process; a restart on the same address is a new peer. `max_queue`: requests that may wait;
-    more are refused. `drain_s`: grace for what runs at SIGTERM. `nics`: that carry pages, by name or address; empty:
-    those near the devices. `cores`: CPUs of the messenger's thread; None: those near."""
+    `same_host`: pages go through shared memory between nodes of one host. `instance`: random per process; a restart on
+    the same address is a new peer. `max_queue`: requests that may wait; more are refused. `drain_s`: grace for what
+    runs at SIGTERM. `nics`: that carry pages, by name or address; empty: those near the devices. `cores`: CPUs of the
+    messenger's thread; None: those near."""
 
     router: str
     cluster_key: Path
     name: str
     host: str
     provider: str | None
+    same_host: bool
     status_port: int
     test_gates: str | None
     instance: str
@@ -120,6 +122,11 @@ def add_membership_options(parser: argparse.ArgumentParser, default_name: str) -
         help="CPUs of the KV messenger's thread, e.g. 0-3,8 (default: those near the devices on large machines)",
     )
     group.add_argument(
+        "--no-same-host",
+        action="store_true",
+        help="move KV over the provider also between nodes of this host, not through shared memory",
+    )
+    group.add_argument(
         "--status-port",
         type=port_number,
         default=0,
@@ -148,6 +155,7 @@ def membership_from(arguments: argparse.Namespace) -> Membership:
         name=arguments.name,
         host=arguments.host,
         provider=arguments.provider,
+        same_host=not arguments.no_same_host,
         status_port=arguments.status_port,
         test_gates=arguments.test_gates,
         instance=secrets.token_hex(16),

@@ -40,11 +40,15 @@ def test_a_node_dials_the_address_that_the_router_announced(spec: ClusterSpec) -
 def test_settings_are_passed_on_only_where_they_were_given(spec: ClusterSpec) -> None:
     plain = node_command(spec, "prefill", "prefill-0", "tcp://r", Path("key"))
     set_ = node_command(
-        dataclasses.replace(spec, provider="net", page_size=16), "prefill", "prefill-0", "tcp://r", Path("key")
+        dataclasses.replace(spec, provider="net", same_host=False, page_size=16),
+        "prefill",
+        "prefill-0",
+        "tcp://r",
+        Path("key"),
     )
-    assert "--provider" not in plain
+    assert "--provider" not in plain and "--no-same-host" not in plain
     assert "--page-size" not in plain
-    assert set_[set_.index("--provider") + 1] == "net"
+    assert set_[set_.index("--provider") + 1] == "net" and "--no-same-host" in set_
     assert set_[set_.index("--page-size") + 1] == "16"
 
 

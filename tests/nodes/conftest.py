@@ -43,6 +43,6 @@ def open_named(fabric: str, seed: int = 0) -> OpenFabric:
     return lambda name: SimulatedEngine(network, name)
 
 
-@pytest.fixture(params=["net", "tcp;ofi_rxm", "reordering"])
+@pytest.fixture(params=["net", "tcp;ofi_rxm", "same-host", "reordering"])
 def open_fabric(request: pytest.FixtureRequest, seed: int) -> OpenFabric:
     return open_named(request.param, seed)

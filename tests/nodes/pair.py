@@ -149,6 +149,7 @@ class Cluster:
             name=name,
             host="127.0.0.1",
             provider=None,
+            same_host=True,
             status_port=0,
             test_gates=None,
             instance=f"{name}-{id(self):x}",
