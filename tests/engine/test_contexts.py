@@ -12,7 +12,7 @@ from engine.errors import PoisonBroken, UnknownRequest
 from engine.request import Request
 from protocol.context import ContextLayout, ContextName, ContextPart
 from tests.engine.driving import greedy_request, model_engine, prefill_request, run
-from tests.engine.test_prefill_only import listening
+from tests.engine.recording import listening
 from tests.engine.tiny_models import prompt_of
 from tests.engine.traces import FAKE_CONTEXT, Harness
 from tests.oracle import Oracle

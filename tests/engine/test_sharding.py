@@ -18,8 +18,8 @@ from engine.models.loading import load_model
 from engine.models.sharding import check_plan
 from engine.progress import ProgressWord
 from engine.tensor_parallel import Shard
+from tests.engine.paged import Paged, randomise_vectors
 from tests.engine.ranks import PAGE_SIZE, Bind, RankThreads
-from tests.engine.test_llama_like import Paged, randomise_vectors
 from tests.engine.tiny_models import greedy, prompt_of
 from tests.tiny_model import WINDOW, save_weights
 
