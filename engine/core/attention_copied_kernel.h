@@ -100,29 +100,29 @@ INLINE float mask_query(float *score, int padded, const kf_queries *queries, int
     span seen = visible(queries, query, tile);
     float before = queries->largest[query];
     if (queries->softcap != 0.0f)
-        bend(score, padded, 1.0f, queries->softcap);
+        apply_softcap(score, padded, 1.0f, queries->softcap);
     fill(score, 0, seen.begin < padded ? seen.begin : padded, -INFINITY);
     fill(score, seen.end > 0 ? seen.end : 0, padded, -INFINITY);
     float now = largest_of(score, padded);
     return before > now ? before : now;
 }
 
-/* Scores become weights, 0 where a query does not see. `fade`: what a query's output so far is worth now that the
+/* Scores become weights, 0 where a query does not see. `rescale`: what a query's output so far is worth now that the
  * largest score may be another. */
-INLINE void weigh_many(float (*score)[COPIED_TILE], float *fade, const int group, int padded, kf_queries *queries,
+INLINE void weigh_many(float (*score)[COPIED_TILE], float *rescale, const int group, int padded, kf_queries *queries,
                        int begin, const kf_tile *tile)
 {
     float shift[MANY];
     for (int j = 0; j < group; j++) {
         float now = mask_query(score[j], padded, queries, begin + j, tile);
         shift[j] = now == -INFINITY ? 0.0f : now;
-        fade[j] = queries->largest[begin + j] - shift[j];
+        rescale[j] = queries->largest[begin + j] - shift[j];
         queries->largest[begin + j] = now;
     }
     for (int j = 0; j < group; j += LANES)
-        store(fade + j, exponential_below_89(load(fade + j)));
+        store(rescale + j, exponential_below_89(load(rescale + j)));
     for (int j = 0; j < group; j++) {
-        vec sum = load(queries->sum[begin + j]) * fade[j];
+        vec sum = load(queries->sum[begin + j]) * rescale[j];
 #pragma GCC unroll 2
         for (int i = 0; i < padded; i += LANES) {
             vec weight = exponential_below_89(load(score[j] + i) - shift[j]);
@@ -134,13 +134,13 @@ INLINE void weigh_many(float (*score)[COPIED_TILE], float *fade, const int group
 }
 
 /* Of the first `keys` values `vectors` vectors, from dimension `d` on. */
-INLINE void add_weighted(float *const *output, const int group, const float *fade, float (*weight)[COPIED_TILE],
+INLINE void add_weighted(float *const *output, const int group, const float *rescale, float (*weight)[COPIED_TILE],
                          const copied_tile *copied, long keys, long d, const int vectors)
 {
     vec sum[MANY][2];
     for (int j = 0; j < group; j++)
         for (int v = 0; v < vectors; v++)
-            sum[j][v] = load(output[j] + d + v * LANES) * fade[j];
+            sum[j][v] = load(output[j] + d + v * LANES) * rescale[j];
     const float *value = copied->values + d;
 #pragma GCC unroll 4
     for (long i = 0; i < keys; i++, value += copied->head_dim) {
@@ -163,7 +163,7 @@ INLINE void attend_many(kf_queries *queries, int begin, const int group, const c
     int end = visible(queries, begin + group - 1, copied->tile).end, padded = round_up(end, PANEL);
     if (visible(queries, begin, copied->tile).begin >= end)
         return;
-    float score[MANY][COPIED_TILE], fade[MOST_LANES] = {0}, *const *output = queries->output + begin;
+    float score[MANY][COPIED_TILE], rescale[MOST_LANES] = {0}, *const *output = queries->output + begin;
     long d = 0;
     int i = 0;
     do {
@@ -171,11 +171,11 @@ INLINE void attend_many(kf_queries *queries, int begin, const int group, const c
                        copied->keys + i * copied->head_dim, queries->scaling);
         i += PANEL;
     } while (i < padded);
-    weigh_many(score, fade, group, padded, queries, begin, copied->tile);
+    weigh_many(score, rescale, group, padded, queries, begin, copied->tile);
     for (; d + PANEL <= copied->head_dim; d += PANEL)
-        add_weighted(output, group, fade, score, copied, end, d, 2);
+        add_weighted(output, group, rescale, score, copied, end, d, 2);
     for (; d < copied->head_dim; d += LANES)
-        add_weighted(output, group, fade, score, copied, end, d, 1);
+        add_weighted(output, group, rescale, score, copied, end, d, 1);
 }
 
 INLINE void fetch_keys(const kf_tile *next, int begin, int end, long head_dim)

@@ -55,7 +55,7 @@ INLINE vec weigh(float (*score)[TILE], const int group, kf_queries *queries, int
             fill(score[j], 0, padded, -INFINITY);
             continue;
         }
-        bend(score[j], padded, queries->scaling, queries->softcap);
+        apply_softcap(score[j], padded, queries->scaling, queries->softcap);
         fill(score[j], 0, seen.begin, -INFINITY);
         fill(score[j], seen.end, padded, -INFINITY);
         float before = queries->largest[begin + j], now = largest_of(score[j], padded);
@@ -63,9 +63,9 @@ INLINE vec weigh(float (*score)[TILE], const int group, kf_queries *queries, int
         decline[j] = before - now;
         queries->largest[begin + j] = shift[j] = now;
     }
-    vec fade = exponential(decline);
+    vec rescale = exponential(decline);
     for (int j = 0; j < group; j++) {
-        vec sum = load(queries->sum[begin + j]) * fade[j];
+        vec sum = load(queries->sum[begin + j]) * rescale[j];
         for (int i = 0; i < padded; i += LANES) {
             vec weight = exponential(load(score[j] + i) - shift[j]);
             store(score[j] + i, weight);
@@ -73,17 +73,17 @@ INLINE vec weigh(float (*score)[TILE], const int group, kf_queries *queries, int
         }
         store(queries->sum[begin + j], sum);
     }
-    return fade;
+    return rescale;
 }
 
 /* `vectors` of each value, from dimension `d` on. */
-INLINE void add_values(float *const *output, const int group, vec fade, float (*weight)[TILE], const kf_tile *tile,
+INLINE void add_values(float *const *output, const int group, vec rescale, float (*weight)[TILE], const kf_tile *tile,
                         const kf_tile *next, int d, const int vectors)
 {
     vec sum[GROUP][4];
     for (int j = 0; j < group; j++)
         for (int v = 0; v < vectors; v++)
-            sum[j][v] = load(output[j] + d + v * LANES) * fade[j];
+            sum[j][v] = load(output[j] + d + v * LANES) * rescale[j];
     for (int i = 0; i < tile->count; i++) {
         vec share[GROUP];
         if (i < next->count)
@@ -107,11 +107,11 @@ INLINE void attend_group(kf_queries *queries, int begin, const int group, const 
     float score[GROUP][TILE], *const *output = queries->output + begin;
     int d = 0;
     multiply_keys(score, queries->query + begin, group, queries->head_dim, tile, next);
-    vec fade = weigh(score, group, queries, begin, tile);
+    vec rescale = weigh(score, group, queries, begin, tile);
     for (; d + 4 * LANES <= queries->head_dim; d += 4 * LANES)
-        add_values(output, group, fade, score, tile, next, d, 4);
+        add_values(output, group, rescale, score, tile, next, d, 4);
     for (; d < queries->head_dim; d += LANES)
-        add_values(output, group, fade, score, tile, next, d, 1);
+        add_values(output, group, rescale, score, tile, next, d, 1);
 }
 
 static TARGET void add_tile(kf_queries *queries, const kf_tile *tile, const kf_tile *next)

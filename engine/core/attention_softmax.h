@@ -23,7 +23,7 @@ INLINE span visible(const kf_queries *queries, int query, const kf_tile *tile)
     return (span){first > 0 ? first : 0, last < tile->count ? last + 1 : tile->count};
 }
 
-INLINE void bend(float *score, int count, float scaling, float softcap)
+INLINE void apply_softcap(float *score, int count, float scaling, float softcap)
 {
     for (int i = 0; i < count; i += LANES) {
         vec s = load(score + i) * scaling;

@@ -87,14 +87,14 @@ static float *output_of(const kf_call *call, const kf_unit *unit, int32_t i)
 /* The weighted sum of values becomes the output. A sink is a score without a value. */
 static void finish(const kf_call *call, float *output, float largest, float sum, int32_t head)
 {
-    float fade = 1.0f;
+    float rescale = 1.0f;
     if (call->sinks) {
         float sink = call->sinks[head], most = sink > largest ? sink : largest;
-        fade = expf(largest - most);
-        sum = sum * fade + expf(sink - most);
+        rescale = expf(largest - most);
+        sum = sum * rescale + expf(sink - most);
     }
     for (int32_t d = 0; d < call->layer->head_dim; d++)
-        output[d] *= fade / sum;
+        output[d] *= rescale / sum;
 }
 
 static kf_unit find_unit(const kf_call *call, int32_t number, int32_t head)
@@ -183,10 +183,10 @@ static void join_query(const kf_call *call, const kf_unit *unit, int32_t i)
     memset(output, 0, sizeof(float) * (size_t)dim);
     for (int32_t piece = 0; piece < unit->pieces; piece++) {
         const float *partial = partial_of(call, unit, piece, i);
-        float fade = expf(partial[dim] - largest);
-        sum += partial[dim + 1] * fade;
+        float rescale = expf(partial[dim] - largest);
+        sum += partial[dim + 1] * rescale;
         for (int32_t d = 0; d < dim; d++)
-            output[d] += partial[d] * fade;
+            output[d] += partial[d] * rescale;
     }
     finish(call, output, largest, sum, query_head(call, unit, i));
 }
