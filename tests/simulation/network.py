@@ -8,6 +8,7 @@ bytes), after it, or both may fail independently when a connection breaks.
 import ctypes
 import errno
 import os
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -15,6 +16,7 @@ from typing import Any
 
 from fabric.api import EndpointFailed, Event, Landing
 from fabric.errors import OperationError
+from fabric.limits import Limits
 from fabric.rails import Lane
 from fabric.simulated import SimulatedEngine, SimulatedNetwork
 from fabric.simulated_batches import SimulatedBatch, SimulatedEndpoint
@@ -64,8 +66,15 @@ OnLanding = Callable[[Flight], None]
 class ScheduledEngine(SimulatedEngine):
     """`on_change`: something may have to be reported or posted. `on_landing` looks at each write before it lands."""
 
-    def __init__(self, network: "ScheduledNetwork", process: Process, on_change: Callable[[], None]) -> None:
-        super().__init__(network, process.name)
+    def __init__(
+        self,
+        network: "ScheduledNetwork",
+        process: Process,
+        on_change: Callable[[], None],
+        rails: int = 1,
+        limits: Limits | None = None,
+    ) -> None:
+        super().__init__(network, process.name, limits, rails)
         self.process = process
         self.on_landing: OnLanding = lambda flight: None
         self.transfer_of: Callable[[int], str] = lambda handle: ""
@@ -96,13 +105,12 @@ class ScheduledEngine(SimulatedEngine):
         return any(endpoint.queue and not endpoint.outstanding.total() for endpoint in self.sendings)
 
     @property
-    def unposted(self) -> list[tuple[bytes | None, int]]:
-        """(landing, address) of each write that may still be posted."""
+    def unposted(self) -> list[tuple[list[bytes], int]]:
+        """(landing, by rail; address) of each write that may still be posted."""
         return [
-            (batch.endpoint.address_of(lane), target)
+            (batch.endpoint.landing_addresses, target)
             for batch in self._sender.batches
             if batch.unposted
-            for lane in batch.lanes
             for _, target in batch.addresses[batch.posted :]
         ]
 
@@ -138,8 +146,8 @@ class ScheduledNetwork(SimulatedNetwork):
         self.lose_next: list[NetworkUser] = []
         self._schedule = schedule
         self._manners = manners
-        self._last: dict[int, float] = {}
-        """By endpoint, when its latest write lands, where writes keep their order."""
+        self._last: dict[tuple[int, ...], float] = {}
+        """By endpoint and rail, when its latest write lands, where writes keep their order."""
 
     # ---- what the engine asks ----
 
@@ -151,7 +159,7 @@ class ScheduledNetwork(SimulatedNetwork):
         assert isinstance(sender, ScheduledEngine)
         flight = Flight(sender, batch, lane, *batch.addresses[batch.posted], sender.transfer_of(batch.handle))
         self.flights.append(flight)
-        delay, random = self._delay(batch.endpoint), self._schedule.random
+        delay, random = self._delay(batch.endpoint.id, lane.rail), self._schedule.random
         if sender in self.fail_next:
             self.fail_next.remove(sender)
             self._schedule.after(delay, lambda: self._fail(flight, random.random() < 0.5))
@@ -173,7 +181,7 @@ class ScheduledNetwork(SimulatedNetwork):
     def ended(self, receiver: NetworkUser, landing: int, immediate: int) -> None:
         if self._schedule.random.random() < self._manners.duplicate_share:
             self._schedule.after(
-                self._schedule.within(0.1), lambda: receiver.landed(landing, immediate, self._now_ns())
+                self._schedule.within(0.1), lambda: receiver.landed(landing, immediate, time.monotonic_ns())
             )
 
     def step(self) -> bool:
@@ -207,10 +215,11 @@ class ScheduledNetwork(SimulatedNetwork):
 
     def may_land(self, engine: ScheduledEngine) -> set[int]:
         """Addresses in this engine's memory that somebody may still write to."""
-        mine = {landing.address for landing in engine.landings}
-        aimed = {f.target for f in self.flights if f.landing in mine}
+        mine = {address for address, (owner, _) in self._landings.items() if owner is engine}
+        aimed = {flight.target for flight in self.flights if flight.landing in mine}
         for other in self._scheduled():
-            aimed |= {target for landing, target in other.unposted if landing in mine and not other.process.dead}
+            if not other.process.dead:
+                aimed |= {target for landing, target in other.unposted if not mine.isdisjoint(landing)}
         return aimed
 
     # ---- inside ----
@@ -218,14 +227,11 @@ class ScheduledNetwork(SimulatedNetwork):
     def _scheduled(self) -> list[ScheduledEngine]:
         return [engine for engine in self._engines if isinstance(engine, ScheduledEngine)]
 
-    def _now_ns(self) -> int:
-        return int(self._schedule.now * 1e9)
-
-    def _delay(self, endpoint: SimulatedEndpoint) -> float:
+    def _delay(self, *path: int) -> float:
         delay = self._schedule.within(self._manners.write_delay)
         if self._manners.ordered:
-            due = max(self._schedule.now + delay, self._last.get(endpoint.id, 0.0))
-            self._last[endpoint.id] = due
+            due = max(self._schedule.now + delay, self._last.get(path, 0.0))
+            self._last[path] = due
             return due - self._schedule.now
         return delay
 
@@ -239,7 +245,7 @@ class ScheduledNetwork(SimulatedNetwork):
         batch = flight.batch
         if not batch.ended and not self.is_dead(flight.sender):
             error = _error(code, batch.endpoint.peer) if code else None
-            flight.sender.completed(batch, flight.lane, error, self._now_ns())
+            flight.sender.completed(batch, flight.lane, error, time.monotonic_ns())
 
     def _fail(self, flight: Flight, lands: bool) -> None:
         """It fails for its sender now, or has completed before; it lands later, or never."""
@@ -282,7 +288,7 @@ class ScheduledNetwork(SimulatedNetwork):
         if flight.sender in self.lose_next:
             self.lose_next.remove(flight.sender)
         else:
-            receiver.landed(self._landings[flight.landing][1], writes.immediate, self._now_ns())
+            receiver.landed(self._landings[flight.landing][1], writes.immediate, time.monotonic_ns())
         return 0
 
     def _check_quiet(self, addresses: Sequence[bytes]) -> None:

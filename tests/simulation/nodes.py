@@ -143,7 +143,7 @@ class Node:
         self.address = f"tcp://{name}" if self.role is Role.PREFILL else ""
         self.pages = Pages(blocks, shared)
         self.pump = SimulatedPump(around, self.process)
-        self.fabric = ScheduledEngine(around.network, self.process, self.pump.wake)
+        self.fabric = ScheduledEngine(around.network, self.process, self.pump.wake, self._rails)
         self.region: MemoryRegion = self.fabric.register(self.pages.address, self.pages.pool.bytes)
         self.gates = SimulatedGates()
         lag = around.script.manners.thread_lag
@@ -154,6 +154,11 @@ class Node:
     def start(self) -> None:
         self.router.dial(ROUTER)
         self.around.schedule.after(CONTROL_TICK_S, self._control_tick, self.process)
+
+    @property
+    def _rails(self) -> int:
+        prefill, decode = self.around.script.rails
+        return prefill if self.role is Role.PREFILL else decode
 
     @property
     def draining(self) -> bool:

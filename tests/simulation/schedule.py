@@ -47,8 +47,12 @@ class Schedule:
         """A random delay."""
         return self.random.random() * longest
 
+    @property
+    def pending(self) -> int:
+        return len(self._events)
+
     def step(self) -> None:
-        """The next event. There always is one: nodes tick."""
+        """The next event. There always is one where nodes tick."""
         due, _, process, action = heappop(self._events)
         self.now = due
         self.steps += 1

@@ -104,6 +104,8 @@ class Script:
     """Whether prefill and decode nodes keep prefixes for later hits."""
     debug: bool
     """Checksums are compared before a request goes on."""
+    rails: tuple[int, int]
+    """NICs of each prefill and of each decode node."""
     fence_needs_dead_peer: bool
     manners: Manners
     submissions: tuple[Submission, ...]
@@ -132,6 +134,7 @@ def draw(seed: int) -> Script:
         small_prefill=prefills == 2 and profile is Profile.CALM and rng.random() < 0.3,
         shared=(rng.random() < 0.4, rng.random() < 0.3),
         debug=rng.random() < 0.15,
+        rails=(rng.choice([1, 1, 2]), rng.choice([1, 1, 2])),
         fence_needs_dead_peer=rng.random() < 0.4,
         manners=_manners(rng, profile),
         submissions=submissions,
