@@ -55,6 +55,9 @@ class ChildProcess:
     def pause(self) -> None:
         self._process.send_signal(signal.SIGSTOP)
 
+    def go_on(self) -> None:
+        self._process.send_signal(signal.SIGCONT)
+
     def kill(self) -> None:
         self._process.kill()
         self._process.wait(10)

@@ -85,6 +85,12 @@ def provider(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
+@pytest.fixture(params=["net", "tcp;ofi_rxm", "same-host"])
+def way(request: pytest.FixtureRequest) -> str:
+    """Libfabric's providers, and what two processes of one host have beside them."""
+    return str(request.param)
+
+
 class Link:
     """A sender connected to a receiver, whose memory it may write.."""
 

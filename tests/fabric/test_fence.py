@@ -48,11 +48,14 @@ def fence_under_fire(page: int, after: int, provider: str = "net", node: str = L
     engine.close()
 
 
+@pytest.mark.parametrize("provider, cuts", [("net", 3), ("same-host", 1)])
 @pytest.mark.parametrize("page", [4 << 10, 64 << 10, 1 << 20])
-@pytest.mark.parametrize("cut", range(3))
-def test_nothing_of_a_writer_at_full_speed_lands_after_the_landing_is_closed(page: int, cut: int) -> None:
+def test_nothing_of_a_writer_at_full_speed_lands_after_the_landing_is_closed(
+    page: int, provider: str, cuts: int
+) -> None:
     # one pass over the memory, then some writes into the next one: the fence cuts through a batch
-    fence_under_fire(page, after=MEMORY // page + 1 + cut)
+    for cut in range(cuts):
+        fence_under_fire(page, after=MEMORY // page + 1 + cut, provider=provider)
 
 
 @pytest.mark.slow
@@ -61,18 +64,18 @@ def test_the_fence_holds_over_many_random_cuts() -> None:
     chance = random.Random(SEED)
     for _ in range(60):
         page = chance.choice([4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20])
-        fence_under_fire(page, after=chance.randint(0, 3 * MEMORY // page))
+        fence_under_fire(page, chance.randint(0, 3 * MEMORY // page), chance.choice(["net", "same-host"]))
 
 
 @pytest.mark.parametrize("round_", range(2))
-def test_closing_the_landing_of_a_killed_writer_is_a_fence_on_every_provider(provider: str, round_: int) -> None:
+def test_closing_the_landing_of_a_killed_writer_is_a_fence_on_every_provider(way: str, round_: int) -> None:
     """The only order in which tcp;ofi_rxm may close a landing under fire."""
-    engine = open_engine(provider)
+    engine = open_engine(way)
     receiver = Party(engine)
     memory, region = receiver.memory(MEMORY, fill=0)
     landing = engine.open_landing("writer")
     expectation = engine.expect(landing, IMMEDIATE, 1 << 40)
-    with writer(provider, landing, region.remote, 64 << 10, IMMEDIATE) as child:
+    with writer(way, landing, region.remote, 64 << 10, IMMEDIATE) as child:
         drive(receiver, until=lambda: engine.counted(expectation) > 70 + round_)
         child.kill()
         engine.close_endpoint(landing)

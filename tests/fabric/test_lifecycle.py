@@ -80,9 +80,9 @@ def test_sleeping_engines_are_woken_by_connections_and_data(fabric: Fabric) -> N
     assert [event.handle for event in sending.events if isinstance(event, WritesEnded)] == [handle]
 
 
-def test_an_idle_engine_sleeps_through(provider: str) -> None:
+def test_an_idle_engine_sleeps_through(way: str) -> None:
     """Also after traffic, when descriptors might have stayed readable, and with a landing and a sending open."""
-    link = Link(Fabric(provider))
+    link = Link(Fabric(way))
     for size in (0, PAGE):
         batch = pages(link.source_region, link.target_region.remote, list(range(16)), size, 1)
         link.sender.engine.write(link.sending, batch)
@@ -94,8 +94,8 @@ def test_an_idle_engine_sleeps_through(provider: str) -> None:
     link.fabric.close()
 
 
-def test_an_engine_that_never_had_traffic_sleeps_through(provider: str) -> None:
-    link = Link(Fabric(provider))
+def test_an_engine_that_never_had_traffic_sleeps_through(way: str) -> None:
+    link = Link(Fabric(way))
     settle(*link.both)
     assert isinstance(link.receiver.engine, LibfabricEngine)
     assert sleeps_of_idle_progress(link.receiver.engine) in A_FEW
@@ -152,7 +152,7 @@ def transfer_once(provider: str) -> None:
     link.fabric.close()
 
 
-@pytest.mark.parametrize("provider, pairs", [("net", 25), ("tcp;ofi_rxm", 5)])
+@pytest.mark.parametrize("provider, pairs", [("net", 25), ("tcp;ofi_rxm", 5), ("same-host", 25)])
 def test_many_engines_leave_no_descriptor_and_no_thread(provider: str, pairs: int) -> None:
     transfer_once(provider)
     before = census()
@@ -161,7 +161,7 @@ def test_many_engines_leave_no_descriptor_and_no_thread(provider: str, pairs: in
     assert census() == before
 
 
-@pytest.mark.parametrize("provider, times", [("net", 20), ("tcp;ofi_rxm", 5)])
+@pytest.mark.parametrize("provider, times", [("net", 20), ("tcp;ofi_rxm", 5), ("same-host", 20)])
 def test_endpoints_that_come_and_go_leave_no_descriptor(provider: str, times: int) -> None:
     sender, receiver = Party(open_engine(provider)), Party(open_engine(provider))
     (_, region), (_, target) = sender.memory(PAGE), receiver.memory(PAGE)

@@ -25,11 +25,11 @@ def keep_writing(party: Party, sending: Sending, batch: PageWrites) -> None:
     drive(party, until=failed)
 
 
-def test_a_killed_target_fails_its_writes_and_its_successor_is_reached(provider: str) -> None:
-    engine = open_engine(provider)
+def test_a_killed_target_fails_its_writes_and_its_successor_is_reached(way: str) -> None:
+    engine = open_engine(way)
     sender = Party(engine)
     _, region = sender.memory(4 << 20)
-    with TargetProcess(provider) as target:
+    with TargetProcess(way) as target:
         sending = engine.connect("target", target.address)
         for _ in range(2):
             engine.write(sending, pages(region, target.remote, ALL, PAGE, pack(1, 1)))
@@ -43,7 +43,7 @@ def test_a_killed_target_fails_its_writes_and_its_successor_is_reached(provider:
     assert broken.endpoint == sending.id and broken.peer == "target" and broken.error.code
     engine.close_endpoint(sending)
     sender.events.clear()
-    with TargetProcess(provider) as successor:
+    with TargetProcess(way) as successor:
         again = engine.connect("target", successor.address)
         engine.write(again, pages(region, successor.remote, ALL, PAGE, pack(1, 2)))
         drive(sender, until=lambda: bool(sender.of(WritesEnded)))
@@ -51,11 +51,11 @@ def test_a_killed_target_fails_its_writes_and_its_successor_is_reached(provider:
     engine.close()
 
 
-def test_armed_batches_to_a_killed_target_fail_too(provider: str) -> None:
-    engine = open_engine(provider)
+def test_armed_batches_to_a_killed_target_fail_too(way: str) -> None:
+    engine = open_engine(way)
     sender, word = Party(engine), np.zeros(1, np.uint64)
     _, region = sender.memory(4 << 20)
-    with TargetProcess(provider) as target:
+    with TargetProcess(way) as target:
         sending = engine.connect("target", target.address)
         armed = engine.write_when(sending, word.ctypes.data, 1, pages(region, target.remote, ALL, PAGE, 1))
         engine.write(sending, pages(region, target.remote, ALL, PAGE, 1))
@@ -67,11 +67,11 @@ def test_armed_batches_to_a_killed_target_fail_too(provider: str) -> None:
     engine.close()
 
 
-def test_a_peer_that_was_never_there_is_given_up(provider: str) -> None:
-    gone = open_engine(provider)
+def test_a_peer_that_was_never_there_is_given_up(way: str) -> None:
+    gone = open_engine(way)
     address = gone.open_landing("nobody").address
     gone.close()
-    engine = open_engine(provider, limits=Limits(connect_seconds=0.3))
+    engine = open_engine(way, limits=Limits(connect_seconds=0.3))
     sender = Party(engine)
     _, region = sender.memory(PAGE)
     engine.write(engine.connect("gone", address), pages(region, NOWHERE, [0], PAGE, 1))
