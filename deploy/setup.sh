@@ -85,4 +85,5 @@ ensure_system
 ensure_dependencies
 ensure_extension fabric "the libfabric core"
 ensure_extension engine "the CPU kernels"
+ensure_extension bench "what the benchmarks need in C"
 ensure_model
