@@ -5,7 +5,7 @@ from any thread. Nothing here raises for a failure of the network: those are eve
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -135,11 +135,16 @@ class EndpointFailed:
     A write that fails breaks its sending endpoint on every provider, as verbs has it: what was not posted yet
     fails with the same error, and so does every later write on it. A landing reports it where the provider
     notices its peer's end (`net` does, in the middle of a write); silence proves nothing.
+
+    Of several rails one that breaks is left out, silently but for `rails_lost`, as long as none of its writes is in
+    doubt. One with writes on their way, which may have landed and been counted or not, breaks the endpoint: `rail` says
+    which of ours it was, so that the next endpoint to this peer can do without it.
     """
 
     endpoint: int
     peer: str
     error: OperationError
+    rail: int | None = None
 
 
 Event = WritesFailed | WritesEnded | Arrived | OverCounted | EndpointFailed
@@ -157,6 +162,7 @@ class FabricCounters:
     stale_immediates: int
     over_counts: int
     post_retries: int
+    rails_lost: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,8 +212,9 @@ class TransferEngine(ABC):
         """A fresh receiving endpoint for one instance of a peer (`peer` is a label for errors)."""
 
     @abstractmethod
-    def connect(self, peer: str, landing_address: bytes) -> Sending:
-        """A sending endpoint to a peer's landing. Connects with the first write; an address that is none fails then."""
+    def connect(self, peer: str, landing_address: bytes, without: Collection[int] = ()) -> Sending:
+        """A sending endpoint to a peer's landing. Connects with the first write; an address that is none fails then.
+        `without`: rails not to use. Raises FabricUsageError if that leaves none."""
 
     @abstractmethod
     def provider_of(self, endpoint: Landing | Sending) -> str:

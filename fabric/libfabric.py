@@ -12,7 +12,7 @@ import resource
 import secrets
 import threading
 from array import array
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Any
@@ -238,12 +238,14 @@ class LibfabricEngine(TransferEngine):
         whole, each = self._ffi.buffer(buffer, size[0])[:], size[0] // self.rails
         return tuple(whole[at : at + each] for at in range(0, len(whole), each))
 
-    def connect(self, peer: str, landing_address: bytes) -> Sending:
+    def connect(self, peer: str, landing_address: bytes, without: Collection[int] = ()) -> Sending:
+        paged.check_without(without, self.rails)
         endpoint, address = next(self._ids), LandingAddress.decode(landing_address) or LandingAddress()
         raw = self._connect_same_host(endpoint, address.same_host)
         if raw == self._ffi.NULL:
             rails = b"".join(address.rails)
-            raw = self._lib.kf_connect(self._open(), endpoint, rails, len(rails), self._error)
+            mask = sum(1 << rail for rail in set(without))
+            raw = self._lib.kf_connect(self._open(), endpoint, rails, len(rails), mask, self._error)
         self._add_endpoint(endpoint, raw, peer, landing=False)
         return Sending(endpoint, peer)
 

@@ -20,7 +20,7 @@ def decode(raw: Any, peer: str) -> Event:
     if raw.kind == lib.KF_WRITES_FAILED:
         return WritesFailed(raw.id, raw.count, error)
     assert raw.kind == lib.KF_ENDPOINT_FAILED, raw.kind
-    return EndpointFailed(raw.id, peer, error)
+    return EndpointFailed(raw.id, peer, error, raw.count if raw.count >= 0 else None)
 
 
 def _writes_ended(raw: Any, peer: str) -> WritesEnded:

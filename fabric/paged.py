@@ -1,6 +1,6 @@
 """The address arithmetic of `PageWrites`, and the bounds of what callers hand in. Pure."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import NamedTuple
 
 from fabric.api import PageWrites
@@ -56,6 +56,12 @@ def check_rails(rails: Sequence[int] | None, available: int) -> list[int]:
     if not rails or len(set(rails)) < len(rails) or not set(rails) <= set(range(available)):
         raise FabricUsageError(f"{list(rails)} are no rails of {available}")
     return list(rails)
+
+
+def check_without(without: Collection[int], available: int) -> None:
+    """Raises FabricUsageError where no rail would be left."""
+    if available and set(range(available)) <= set(without):
+        raise FabricUsageError(f"none of {available} rails is left without {sorted(without)}")
 
 
 def check_memory(address: int, length: int) -> None:

@@ -5,7 +5,7 @@ same conformance suite. `progress(0)` takes exactly one turn, so a single thread
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import count
 
 from fabric import paged
@@ -114,11 +114,12 @@ class SimulatedEngine(TransferEngine):
             self._landings[endpoint] = landing
             return landing
 
-    def connect(self, peer: str, landing_address: bytes) -> Sending:
+    def connect(self, peer: str, landing_address: bytes, without: Collection[int] = ()) -> Sending:
+        paged.check_without(without, self.rails)
         with self._network.lock:
             self._check_open()
             sending = Sending(next(self._ids), peer)
-            self._sender.connect(sending.id, peer, _addresses(landing_address))
+            self._sender.connect(sending.id, peer, _addresses(landing_address), set(without))
             return sending
 
     def provider_of(self, endpoint: Landing | Sending) -> str:
@@ -250,6 +251,7 @@ class SimulatedEngine(TransferEngine):
                 stale_immediates=self._counting.stale,
                 over_counts=self._counting.over_counts,
                 post_retries=self._sender.retries,
+                rails_lost=0,  # its rails break with writes on their way
             )
 
     def writes_by_rail(self) -> list[int]:

@@ -18,6 +18,7 @@ class SimulatedEndpoint:
     peer: str
     landing_addresses: list[bytes]
     events: list[Event]
+    rails: list[int]  # those in use
     batches: "dict[int, SimulatedBatch]" = field(default_factory=dict)  # by handle, until they end
     queue: "deque[SimulatedBatch]" = field(default_factory=deque)  # to post now
     outstanding: "Counter[int]" = field(default_factory=Counter)  # by our rail
@@ -29,12 +30,12 @@ class SimulatedEndpoint:
         rail = lane.remote.rail
         return self.landing_addresses[rail] if rail < len(self.landing_addresses) else None
 
-    def fail(self, error: OperationError) -> None:
-        """A failed write breaks its endpoint: everything not posted yet fails with the same reason."""
+    def fail(self, error: OperationError, rail: int | None = None) -> None:
+        """A failed write, on `rail`, breaks its endpoint: all that is not posted yet fails with the same reason."""
         if self.error is not None:
             return
         self.error = error
-        self.events.append(EndpointFailed(self.id, self.peer, error))
+        self.events.append(EndpointFailed(self.id, self.peer, error, rail if len(self.rails) > 1 else None))
         for batch in list(self.batches.values()):
             if batch.unposted:
                 batch.fail(error)
@@ -93,7 +94,7 @@ class SimulatedBatch:
             self.end_if_done()
         else:
             self.fail(error)
-            self.endpoint.fail(error)
+            self.endpoint.fail(error, lane.rail)
 
     def stop(self) -> None:
         """Nothing more of it will be posted."""

@@ -31,8 +31,11 @@ class SimulatedSender:
         self.posted_by_rail: Counter[int] = Counter()
         self.posted = self.completed = self.failed = self.bytes = self.retries = self.outstanding = 0
 
-    def connect(self, endpoint: int, peer: str, landing_addresses: list[bytes]) -> None:
-        self.endpoints[endpoint] = SimulatedEndpoint(endpoint, peer, landing_addresses, self.events, turn=endpoint)
+    def connect(self, endpoint: int, peer: str, landing_addresses: list[bytes], without: set[int]) -> None:
+        rails = [rail for rail in range(self._rails) if rail not in without]
+        self.endpoints[endpoint] = SimulatedEndpoint(
+            endpoint, peer, landing_addresses, self.events, rails, turn=endpoint
+        )
 
     def close(self, endpoint: int) -> None:
         closed = self.endpoints.pop(endpoint)
@@ -58,7 +61,11 @@ class SimulatedSender:
         paged.check(writes)
         rails = [rail for rail, _ in writes.source.remote.keys]
         ways = lanes(rails, writes.target.keys, chance=endpoint)
-        batch = SimulatedBatch(handle, self.endpoints[endpoint], writes, ways)
+        usable = [lane for lane in ways if lane.rail in self.endpoints[endpoint].rails]
+        batch = SimulatedBatch(handle, self.endpoints[endpoint], writes, usable)
+        if not usable:
+            code = errno.EHOSTUNREACH
+            batch.endpoint.fail(OperationError("simulated post", code, os.strerror(code), "", batch.endpoint.peer))
         if batch.endpoint.error is not None:
             batch.fail(batch.endpoint.error)
         elif word is None:
@@ -126,7 +133,8 @@ class SimulatedSender:
         if code == errno.EAGAIN:
             self.retries += 1
         elif code:
-            endpoint.fail(OperationError("simulated post", code, os.strerror(code), "", endpoint.peer))
+            error = OperationError("simulated post", code, os.strerror(code), "", endpoint.peer)
+            endpoint.fail(error, lane.rail)
         else:
             self._network.launch(self._owner, batch, lane)
             batch.on_posted(lane, time.monotonic_ns())

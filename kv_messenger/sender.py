@@ -171,6 +171,7 @@ class Sender:
                 broken[self._sent.endpoint_of(event.handle)] = str(event.error)
             elif isinstance(event, EndpointFailed):
                 broken[event.endpoint] = str(event.error)
+                self._avoid(event)
             elif isinstance(event, WritesEnded):
                 self._batch_ended(event)
         for endpoint, reason in broken.items():
@@ -181,6 +182,7 @@ class Sender:
     def on_tick(self, now: float) -> None:
         for session in self._sessions.silent(now):
             self._lose(session, "no heartbeat")
+            self._sessions.forgive(session)
         for sent in self._sent.expired(now):
             self._do(sent, sent.transfer.stop(Failure(FailureCode.DEADLINE, "the request's deadline passed")))
 
@@ -235,6 +237,14 @@ class Sender:
         sent = self._sent.ended(event.handle)
         if sent is not None:
             self._do(sent, sent.transfer.on_batch_ended(event))
+
+    def _avoid(self, failed: EndpointFailed) -> None:
+        session = self._sessions.of_endpoint(failed.endpoint)
+        if session is not None and failed.rail is not None:
+            log_event(
+                log, "rail failed", logging.WARNING, peer=session.name, rail=failed.rail, reason=str(failed.error)
+            )
+            self._sessions.avoid(session, failed.rail)
 
     def _lose(self, session: Session, reason: str) -> None:
         self.counters.peers_lost += 1

@@ -29,6 +29,7 @@ class Sessions:
         self._fabric = fabric
         self._clock = clock
         self._sessions: dict[str, Session] = {}
+        self._avoided: dict[str, set[int]] = {}
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -42,7 +43,8 @@ class Sessions:
     def open(self, hello: Hello) -> Session:
         """The caller has closed an older session of the instance before."""
         assert hello.instance not in self._sessions, hello.instance
-        endpoint = self._fabric.connect(hello.name, hello.landing_address)
+        without = self._avoided.get(hello.instance, set())
+        endpoint = self._fabric.connect(hello.name, hello.landing_address, without)
         session = Session(hello.instance, hello.name, hello.landing, hello.layout, endpoint, self._clock())
         self._sessions[hello.instance] = session
         return session
@@ -51,6 +53,18 @@ class Sessions:
         """Its batches end with the fabric's next events."""
         del self._sessions[session.instance]
         self._fabric.close_endpoint(session.endpoint)
+
+    def avoid(self, session: Session, rail: int) -> None:
+        """It failed with writes on their way: the next session with this instance does without it. Once all have
+        failed, all are tried again."""
+        avoided = self._avoided.setdefault(session.instance, set())
+        avoided.add(rail)
+        if len(avoided) == self._fabric.rails:
+            del self._avoided[session.instance]
+
+    def forgive(self, session: Session) -> None:
+        """The instance is given up: nothing of it is remembered."""
+        self._avoided.pop(session.instance, None)
 
     def seen(self, instance: str) -> None:
         session = self._sessions.get(instance)

@@ -74,7 +74,7 @@ typedef struct {
     int32_t kind;
     int32_t cancelled;
     int64_t id;    /* handle of the batch or expectation, or id of the endpoint */
-    int64_t count; /* writes posted, or immediates counted */
+    int64_t count; /* writes posted, or immediates counted, or the rail that failed (-1: none alone) */
     int64_t completed;
     int64_t bytes;
     int64_t first_ns;
@@ -85,7 +85,7 @@ typedef struct {
 
 typedef struct {
     int64_t writes_posted, writes_completed, writes_failed, bytes_posted;
-    int64_t immediates_counted, stale_immediates, over_counts, post_retries;
+    int64_t immediates_counted, stale_immediates, over_counts, post_retries, rails_lost;
     int64_t outstanding, armed, expectations, endpoints, regions;
     int64_t sleeps; /* times that kf_progress went to sleep */
 } kf_counters;
@@ -106,7 +106,8 @@ void kf_deregister(kf_engine *engine, kf_region *region);
 
 /* endpoint.c */
 kf_endpoint *kf_open_landing(kf_engine *engine, int64_t id, int same_host, kf_error *error);
-kf_endpoint *kf_connect(kf_engine *engine, int64_t id, const void *address, size_t size, kf_error *error);
+kf_endpoint *kf_connect(kf_engine *engine, int64_t id, const void *address, size_t size, uint32_t without,
+                        kf_error *error);
 kf_endpoint *kf_connect_same_host(kf_engine *engine, int64_t id, const char *name, size_t size, kf_error *error);
 kf_endpoint *kf_connect_failed(kf_engine *engine, int64_t id, const kf_error *why, kf_error *error);
 const char *kf_same_host_name(const kf_endpoint *landing);

@@ -109,6 +109,7 @@ static kf_endpoint *kf_new_endpoint(int64_t id, bool landing, uint32_t ports, kf
     endpoint->ports = (kf_port *)(endpoint + 1);
     endpoint->id = id;
     endpoint->landing = landing;
+    endpoint->failed_rail = -1;
     kf_node_init(&endpoint->link);
     kf_node_init(&endpoint->ready);
     kf_node_init(&endpoint->batches);
@@ -132,6 +133,7 @@ static int kf_open_ports(kf_engine *engine, kf_endpoint *endpoint, kf_error *err
     for (uint32_t i = 0; i < endpoint->port_count && !rc; i++) {
         kf_port *port = &endpoint->ports[i];
         port->rail = &engine->rails[i];
+        if (port->lost) continue;
         rc = kf_open_cq(engine, port, error);
         if (!rc) rc = kf_open_ep(port, error);
         if (!rc) rc = endpoint->landing ? kf_open_receives(port, error) : kf_open_operations(engine, port, error);
@@ -151,8 +153,10 @@ kf_endpoint *kf_open_landing(kf_engine *engine, int64_t id, int same_host, kf_er
 /* Where each endpoint starts to take turns, so that peers that send little do not all use the first rail: a hash. */
 static uint32_t kf_first_turn(int64_t id) { return (uint32_t)((uint64_t)id * 0x9e3779b97f4a7c15ull >> 32); }
 
-/* `address` came from another machine: one that is not of our format makes an endpoint that has failed. */
-kf_endpoint *kf_connect(kf_engine *engine, int64_t id, const void *address, size_t size, kf_error *error) {
+/* `address` came from another machine: one that is not of our format makes an endpoint that has failed. `without`: rails
+ * not to use, a bit for each; not all. */
+kf_endpoint *kf_connect(kf_engine *engine, int64_t id, const void *address, size_t size, uint32_t without,
+                        kf_error *error) {
     kf_error failure;
     kf_set_error(&failure, "fi_av_insert", FI_EINVAL);
     size_t count = engine->address_size ? size / engine->address_size : 0;
@@ -161,6 +165,7 @@ kf_endpoint *kf_connect(kf_engine *engine, int64_t id, const void *address, size
     if (!endpoint) return NULL;
     endpoint->turn = kf_first_turn(id);
     endpoint->address_count = (uint32_t)count;
+    for (uint32_t i = 0; i < endpoint->port_count; i++) endpoint->ports[i].lost = without >> i & 1;
     endpoint->address = malloc(size);
     int failed = endpoint->address ? 0 : -ENOMEM;
     if (failed)
@@ -236,6 +241,30 @@ void kf_fail_endpoint(kf_engine *engine, kf_endpoint *endpoint, const kf_error *
         kf_batch *batch = KF_OWNER(node, kf_batch, of_endpoint);
         node = node->next; /* a batch that ends leaves this list */
         if (batch->posted < batch->count) kf_fail_batch(engine, batch, error);
+    }
+}
+
+/* Another port that the endpoint can go on with. A landing's that never received says nothing of the peer. */
+static bool kf_has_other_port(const kf_port *port) {
+    const kf_endpoint *endpoint = port->endpoint;
+    for (uint32_t i = 0; i < endpoint->port_count; i++) {
+        const kf_port *other = &endpoint->ports[i];
+        if (other != port && !other->lost && (!endpoint->landing || other->was_connected)) return true;
+    }
+    return false;
+}
+
+/* One rail is broken. The others take its turns, if none of its writes is in doubt: whether one that was posted has
+ * landed, and was counted, nobody can tell, and to repeat it might count it twice. Then the endpoint fails. */
+void kf_fail_port(kf_engine *engine, kf_port *port, const kf_error *error) {
+    kf_endpoint *endpoint = port->endpoint;
+    if (endpoint->failed || port->lost) return;
+    port->lost = true;
+    if (port->outstanding || !kf_has_other_port(port)) {
+        endpoint->failed_rail = endpoint->port_count > 1 ? (int32_t)(port - endpoint->ports) : -1;
+        kf_fail_endpoint(engine, endpoint, error);
+    } else {
+        engine->counters.rails_lost++;
     }
 }
 

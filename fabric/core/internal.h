@@ -95,7 +95,7 @@ typedef struct kf_port {
     struct fid_cq *cq;
     struct fid_av *av;
     fi_addr_t *peers; /* by the peer's rail; FI_ADDR_NOTAVAIL: not used yet */
-    bool was_connected;
+    bool was_connected, lost; /* lost: failed, while the endpoint goes on with its others; or never to be used */
     kf_operation *operations, *free_operations;
     uint32_t outstanding;
     int64_t retry_at, backoff, blocked_since; /* after FI_EAGAIN; 0: not blocked, or nothing is left to post */
@@ -111,6 +111,7 @@ struct kf_endpoint {
     kf_local_sender *sender;     /* NULL: by way of the provider */
     kf_local_receiver *receiver; /* NULL: by way of the provider alone */
     bool landing, failed;
+    int32_t failed_rail; /* whose failure it was; -1: none's alone */
     kf_error error;
     kf_node link;    /* engine->endpoints */
     kf_node ready;   /* engine->ready_endpoints */
@@ -197,6 +198,7 @@ int kf_register_device(const kf_rail *rail, const kf_memory *memory, uint64_t ac
 
 /* endpoint.c */
 void kf_fail_endpoint(kf_engine *engine, kf_endpoint *endpoint, const kf_error *error);
+void kf_fail_port(kf_engine *engine, kf_port *port, const kf_error *error);
 int kf_find_peer(const kf_engine *engine, kf_port *port, uint32_t remote, fi_addr_t *peer);
 int kf_post_receives(kf_port *port);
 void kf_receive_consumed(kf_port *port, void *context);

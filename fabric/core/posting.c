@@ -17,7 +17,7 @@ static bool kf_may_post(const kf_engine *engine, const kf_endpoint *endpoint) {
 }
 
 static bool kf_port_is_open(const kf_engine *engine, const kf_port *port, int64_t now) {
-    return port->outstanding < engine->options.endpoint_cap && port->retry_at <= now;
+    return !port->lost && port->outstanding < engine->options.endpoint_cap && port->retry_at <= now;
 }
 
 /* The way of the next write: those that can take it take turns. NULL: none can now. */
@@ -76,7 +76,14 @@ static void kf_postpone(kf_engine *engine, kf_port *port, int64_t now) {
     if (port->outstanding || now - port->blocked_since < patience) return;
     kf_error error;
     kf_set_error(&error, "fi_writemsg", FI_ETIMEDOUT);
-    kf_fail_endpoint(engine, port->endpoint, &error);
+    kf_fail_port(engine, port, &error);
+}
+
+/* Every rail that reaches its memory is lost. */
+static bool kf_has_no_way(const kf_endpoint *endpoint, const kf_batch *batch) {
+    for (uint32_t i = 0; i < batch->way_count; i++)
+        if (!endpoint->ports[batch->ways[i].lane.rail].lost) return false;
+    return true;
 }
 
 /* Posts one write of the batch, on whichever rail can take it; true if one was posted. */
@@ -93,6 +100,11 @@ static bool kf_post_one(kf_engine *engine, kf_batch *batch, int64_t now) {
         }
         kf_error error;
         kf_set_error(&error, "fi_writemsg", (int)rc);
+        kf_fail_port(engine, port, &error);
+    }
+    if (!batch->stopped && kf_has_no_way(endpoint, batch)) {
+        kf_error error;
+        kf_set_error(&error, "fi_writemsg", FI_EHOSTUNREACH);
         kf_fail_endpoint(engine, endpoint, &error);
     }
     return false;
@@ -152,7 +164,7 @@ int64_t kf_next_retry(const kf_engine *engine) {
         if (!kf_linked(&endpoint->queue) || !kf_may_post(engine, endpoint)) continue;
         for (uint32_t i = 0; i < endpoint->port_count; i++) {
             const kf_port *port = &endpoint->ports[i];
-            bool waits = port->retry_at && port->outstanding < engine->options.endpoint_cap;
+            bool waits = port->retry_at && !port->lost && port->outstanding < engine->options.endpoint_cap;
             if (waits && port->retry_at < earliest) earliest = port->retry_at;
         }
     }
@@ -163,7 +175,7 @@ void kf_completed(kf_engine *engine, kf_port *port, kf_operation *operation, con
     kf_batch *batch = operation->batch;
     operation->next_free = port->free_operations;
     port->free_operations = operation;
-    port->outstanding--;
+    if (!error) port->outstanding--; /* else in doubt: see kf_fail_port */
     port->retry_at = port->backoff = 0;
     port->endpoint->outstanding--;
     engine->counters.outstanding--;
@@ -172,7 +184,8 @@ void kf_completed(kf_engine *engine, kf_port *port, kf_operation *operation, con
     if (error) {
         engine->counters.writes_failed++;
         kf_fail_batch(engine, batch, error);
-        kf_fail_endpoint(engine, port->endpoint, error);
+        kf_fail_port(engine, port, error);
+        port->outstanding--;
     } else {
         engine->counters.writes_completed++;
         batch->completed++;
@@ -195,11 +208,12 @@ static void kf_read_failure(kf_engine *engine, kf_port *port, int64_t now) {
     if (kf_is_operation(port, entry.op_context))
         kf_completed(engine, port, entry.op_context, &error, now);
     else
-        kf_fail_endpoint(engine, port->endpoint, &error);
+        kf_fail_port(engine, port, &error);
 }
 
 static void kf_read_success(kf_engine *engine, kf_port *port, const struct fi_cq_data_entry *entry, int64_t now) {
     if (entry->flags & FI_REMOTE_CQ_DATA) {
+        port->was_connected = true;
         kf_count_immediate(engine, port->endpoint, (uint32_t)entry->data, now);
     } else if (kf_is_operation(port, entry->op_context)) {
         kf_completed(engine, port, entry->op_context, NULL, now);
@@ -209,11 +223,11 @@ static void kf_read_success(kf_engine *engine, kf_port *port, const struct fi_cq
 
 /* What was consumed before this round, and what the provider did not take then: no receive is lost. */
 static void kf_repost_receives(kf_engine *engine, kf_port *port) {
-    int rc = port->idle_receives && !port->endpoint->failed ? kf_post_receives(port) : 0;
+    int rc = port->idle_receives && !port->endpoint->failed && !port->lost ? kf_post_receives(port) : 0;
     if (!rc) return;
     kf_error error;
     kf_set_error(&error, "fi_recv", rc);
-    kf_fail_endpoint(engine, port->endpoint, &error);
+    kf_fail_port(engine, port, &error);
 }
 
 bool kf_drain(kf_engine *engine, kf_port *port, int64_t now) {

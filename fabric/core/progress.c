@@ -40,7 +40,8 @@ static void kf_report_slot(kf_slot *slot, kf_event *event) {
 }
 
 static void kf_report_endpoint(kf_endpoint *endpoint, kf_event *event) {
-    *event = (kf_event){.kind = KF_ENDPOINT_FAILED, .id = endpoint->id, .error = endpoint->error};
+    *event = (kf_event){.kind = KF_ENDPOINT_FAILED, .id = endpoint->id, .count = endpoint->failed_rail,
+                        .error = endpoint->error};
     kf_unlink(&endpoint->ready);
 }
 

@@ -7,9 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fabric.api import Arrived, PageWrites, RailKey, WritesEnded
+from fabric.api import Arrived, EndpointFailed, PageWrites, RailKey, WritesEnded
 from fabric.errors import FabricUnavailable, FabricUsageError
+from fabric.faults import Faults
 from fabric.immediates import pack
+from fabric.landing_address import LandingAddress
 from fabric.libfabric import open_engine
 from fabric.limits import MAX_RAILS, Limits
 from fabric.rails import Rail, lanes
@@ -118,6 +120,79 @@ def test_the_fence_closes_every_rail(fabric: Fabric) -> None:
     assert not pair.target.any()
 
 
+def test_a_rail_that_does_not_connect_is_left_out_and_the_others_carry_all() -> None:
+    """Nothing was posted on it, so nothing is in doubt: the sender hears of it in the counters alone."""
+    fabric = Fabric("net")
+    pair = Pair(fabric, (2, 2))
+    sender = fabric.party(Limits(connect_seconds=0.1), rails=2)
+    source, region = sender.memory(64 * PAGE)
+    nowhere = fabric.party(rails=2)
+    gone = LandingAddress.decode(nowhere.engine.open_landing("sender").address)
+    there = LandingAddress.decode(pair.landing.address)
+    assert gone is not None and there is not None
+    nowhere.engine.close()
+    fabric.parties.remove(nowhere)
+    sending = sender.engine.connect("receiver", LandingAddress((there.rails[0], gone.rails[1])).encode())
+    pair.receiver.engine.expect(pair.landing, pack(1, 1), 64)
+    sender.engine.write(sending, pages(region, pair.target_region.remote, list(range(64)), PAGE, pack(1, 1)))
+    drive(sender, pair.receiver, until=lambda: bool(pair.receiver.events))
+    assert np.array_equal(source, pair.target)
+
+    written = 1
+
+    def given_up() -> bool:
+        """It is tried as long as there is something to post: always."""
+        nonlocal written
+        while written - len(sender.of(WritesEnded)) < 8:
+            sender.engine.write(sending, pages(region, pair.target_region.remote, [0] * 64, PAGE, 5))
+            written += 1
+        return sender.engine.counters().rails_lost == 1
+
+    drive(sender, pair.receiver, until=given_up)
+    assert sender.engine.writes_by_rail()[1] == 0 and not sender.of(EndpointFailed)
+    fabric.close()
+
+
+def test_a_rail_that_fails_with_writes_on_their_way_is_named_and_the_next_connection_does_without_it() -> None:
+    fabric = SimulatedFabric(Faults(fail_completion=3), rails=3)
+    pair = Pair(fabric, (3, 3))
+    pair.sender.engine.write(pair.sending, pair.batch(1))
+    drive(pair.sender, pair.receiver, until=lambda: bool(pair.sender.of(WritesEnded)))
+    (failed,) = pair.sender.of(EndpointFailed)
+    assert failed.rail is not None
+    pair.sender.engine.close_endpoint(pair.sending)
+    pair.receiver.engine.close_endpoint(pair.landing)
+    before = pair.sender.engine.writes_by_rail()
+    landing = pair.receiver.engine.open_landing("sender")
+    pair.receiver.engine.expect(landing, pack(7, 2), pair.count)
+    again = pair.sender.engine.connect("receiver", landing.address, without=[failed.rail])
+    pair.sender.engine.write(again, pair.batch(pack(7, 2)))
+    drive(pair.sender, pair.receiver, until=lambda: bool(pair.receiver.of(Arrived)))
+    assert np.array_equal(pair.source, pair.target)
+    used = [now - then for now, then in zip(pair.sender.engine.writes_by_rail(), before, strict=True)]
+    assert used[failed.rail] == 0 and sum(used) == pair.count
+    fabric.close()
+
+
+def test_a_connection_may_do_without_any_rails_but_the_last(fabric: Fabric) -> None:
+    pair = Pair(fabric, (3, 3), count=4)
+    sending = pair.sender.engine.connect("receiver", pair.landing.address, without=[0, 2])
+    pair.sender.engine.write(sending, pair.batch(1))
+    drive(pair.sender, pair.receiver, until=lambda: bool(pair.sender.of(WritesEnded)))
+    assert pair.sender.engine.writes_by_rail() == [0, 4, 0]
+    with pytest.raises(FabricUsageError):
+        pair.sender.engine.connect("receiver", pair.landing.address, without=[0, 1, 2])
+
+
+def test_memory_that_only_avoided_rails_reach_cannot_be_sent(fabric: Fabric) -> None:
+    pair = Pair(fabric, (2, 2), count=4)
+    near = pair.sender.engine.register(pair.source.ctypes.data, pair.source.nbytes, rails=[1])
+    sending = pair.sender.engine.connect("receiver", pair.landing.address, without=[1])
+    pair.sender.engine.write(sending, pages(near, pair.target_region.remote, [0], PAGE, 1))
+    drive(pair.sender, pair.receiver, until=lambda: bool(pair.sender.of(WritesEnded)))
+    assert pair.sender.of(WritesEnded)[0].error is not None and pair.sender.of(EndpointFailed)
+
+
 @pytest.mark.parametrize("rails", [[], [2], [-1], [0, 0]], ids=str)
 def test_rails_that_there_are_none_of_are_refused(fabric: Fabric, rails: list[int]) -> None:
     party = fabric.party(rails=2)
@@ -148,7 +223,7 @@ def test_a_rail_is_a_nic_that_has_that_name() -> None:
     engine.close()
     with pytest.raises(FabricUnavailable, match="mlx5_0"):
         open_engine("net", rails=[Rail("127.0.0.1", "mlx5_0")])
-    with pytest.raises(FabricUnavailable, match="at most 32"):
+    with pytest.raises(FabricUnavailable, match="the 32 that work together"):
         open_engine("net", rails=[Rail("127.0.0.1")] * (MAX_RAILS + 1))
 
 

@@ -2,6 +2,7 @@
 
 import ctypes
 import time
+from collections.abc import Collection
 
 import msgspec
 import numpy as np
@@ -246,7 +247,7 @@ def test_strangers_are_refused_with_the_reason() -> None:
 
 def test_without_a_sending_endpoint_the_greeting_is_refused() -> None:
     class Exhausted(SimulatedEngine):
-        def connect(self, peer: str, landing_address: bytes) -> Sending:
+        def connect(self, peer: str, landing_address: bytes, without: Collection[int] = ()) -> Sending:
             raise FabricUnavailable("too many open files")
 
     world = World(kind=Exhausted)

@@ -21,7 +21,7 @@ def test_nothing_named_means_what_is_near() -> None:
 
 def test_nics_and_cores_are_lists() -> None:
     member = parsed("--nics", "mlx5_0,10.0.0.1", "--cores", "0-2,8")
-    assert (member.nics, member.cores) == (("mlx5_0", "10.0.0.1"), {0, 1, 2, 8})
+    assert (member.nics, member.cores) == (("mlx5_0", "10.0.0.1"), frozenset({0, 1, 2, 8}))
 
 
 @pytest.mark.parametrize(
