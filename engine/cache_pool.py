@@ -87,10 +87,10 @@ class CachePool:
         return len(self._free)
 
     def pages(self, group: int) -> torch.Tensor:
-        """`[blocks, layers_of_group, kv_heads, 2, page_size, head_dim]` of the first rank. A view; the reserved chunks
-        are in it."""
+        """`[blocks, layers_of_group, kv_heads, parts, page_size, head_dim]` of the first rank. A view; the reserved
+        chunks are in it."""
         g = self.geometry
-        shape = (-1, len(g.groups[group].layers), g.kv_heads, 2, g.page_size, g.head_dim)
+        shape = (-1, len(g.groups[group].layers), g.kv_heads, g.parts, g.page_size, g.head_dim)
         return self._raw[0].view(DTYPES[g.dtype]).view(shape)
 
     def raw_blocks(self, group: int) -> torch.Tensor:

@@ -1,6 +1,6 @@
 """How a model's KV is cut up: page < block < chunk. Pure arithmetic.
 
-page    page_size tokens of K and V of one layer
+page    page_size tokens of K and V of one layer (or, with MLA, of its one latent vector)
 block   one page for each layer of a group (the layers of one attention type)
 chunk   the pool's unit: a whole number of blocks of every group, so that a free chunk can serve any of them
 
@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
+from typing import Literal
 
 from engine.errors import UnsupportedModel
 from protocol.layout import ITEM_SIZES, DType, GroupLayout, KVLayout
@@ -71,17 +72,19 @@ def group_layers(count: int, types: Sequence[str] | None, window: int | None) ->
 
 @dataclass(frozen=True)
 class CacheGeometry:
-    """Sizes in bytes unless a name says otherwise. Lists by group are in the order of `groups`."""
+    """Sizes in bytes unless a name says otherwise. Lists by group are in the order of `groups`. `parts`: 2, K and V; or
+    1, a latent vector that all heads are made from."""
 
     page_size: int
     kv_heads: int
     head_dim: int
     dtype: DType
     groups: tuple[LayerGroup, ...]
+    parts: Literal[1, 2] = 2
 
     @cached_property
     def page_bytes(self) -> int:
-        return 2 * self.kv_heads * self.head_dim * ITEM_SIZES[self.dtype] * self.page_size
+        return self.parts * self.kv_heads * self.head_dim * ITEM_SIZES[self.dtype] * self.page_size
 
     @cached_property
     def block_bytes(self) -> tuple[int, ...]:
@@ -134,6 +137,7 @@ class CacheGeometry:
         layout = KVLayout(
             groups=groups,
             kv_heads=kv_heads or self.kv_heads * tensor_parallel,
+            parts=self.parts,
             page_size=self.page_size,
             head_dim=self.head_dim,
             dtype=self.dtype,
@@ -146,4 +150,4 @@ class CacheGeometry:
 def full_geometry(layout: KVLayout) -> CacheGeometry:
     """Of one rank of a model whose layers all attend to everything."""
     group = LayerGroup(AttentionType.FULL, tuple(range(layout.layers)))
-    return CacheGeometry(layout.page_size, layout.rank_heads, layout.head_dim, layout.dtype, (group,))
+    return CacheGeometry(layout.page_size, layout.rank_heads, layout.head_dim, layout.dtype, (group,), layout.parts)

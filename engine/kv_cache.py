@@ -11,13 +11,14 @@ from engine.geometry import LayerGroup
 @dataclass(frozen=True)
 class LayerCache:
     """One layer's view of a pool, heads before tokens. `keys` and `values`: `[blocks, kv_heads, page_size, head_dim]`,
-    strided. `group` indexes the geometry's groups (and with them a row's `tables`)."""
+    strided. `group` indexes the geometry's groups (and with them a row's `tables`). Where pages have one part, a latent
+    vector, `values` are the `keys`."""
 
     group: int
     keys: torch.Tensor
     values: torch.Tensor
     both: torch.Tensor
-    """`[2, kv_heads, blocks, page_size, head_dim]`: one gather yields K and V in token order, in one copy."""
+    """`[parts, kv_heads, blocks, page_size, head_dim]`: one gather yields K and V in token order, in one copy."""
 
 
 class PagedKVCache:
@@ -31,7 +32,7 @@ class PagedKVCache:
             pages = pool.pages(index)
             for ordinal, layer in enumerate(group.layers):
                 both = pages[:, ordinal].permute(2, 1, 0, 3, 4)
-                self.layers[layer] = LayerCache(index, pages[:, ordinal, :, 0], pages[:, ordinal, :, 1], both)
+                self.layers[layer] = LayerCache(index, pages[:, ordinal, :, 0], pages[:, ordinal, :, -1], both)
 
     @property
     def device(self) -> torch.device:

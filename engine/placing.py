@@ -61,7 +61,7 @@ def engine_of(
         host_pool=host_pool(config, pool, sharers),
         asynchronous=placed.asynchronous,
         namespace=loaded.dtype,
-        kv_heads=loaded.model_kv_heads,
+        kv_heads=loaded.kv.heads,
         contexts=ContextSlots(context, config.request_cap, config.debug_pages) if context.parts else None,
     )
     return Engine(config, parts)

@@ -9,6 +9,7 @@ The engine's peak, for M query tokens in a forward and a pool of S chunks of t t
   + fixed                     the two reserved chunks; the logits of each request where the head sees last tokens only
 
 Where rows are attended to one by one, no more than the longest of them is gathered at once, nor masked for each query.
+Latent vectors are gathered, and expanded, for all rows at once.
 """
 
 from bisect import bisect_right
@@ -16,6 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from engine.geometry import RESERVED_CHUNKS, CacheGeometry
+from engine.models.families import kv_shape
 from protocol.layout import ITEM_SIZES
 
 GIB = 1 << 30
@@ -41,7 +43,8 @@ class MemoryUse:
     `head`: of one row of logits. `max_requests`: rows of logits in a forward; None: as many as tokens. `layer`: of one
     token in the part of a layer that takes most, without what is gathered. `gathered`: of one cached token. `pair`: of
     one query and key. `longest`: tokens of the longest row where they are attended to one by one, else None.
-    `workspace`: of kernels. `asynchronous`: inputs and masks exist twice.
+    `together`: they are gathered for all rows at once all the same. `workspace`: of kernels. `asynchronous`: inputs and
+    masks exist twice.
     """
 
     geometry: CacheGeometry
@@ -51,6 +54,7 @@ class MemoryUse:
     pair: int = 0
     max_requests: int | None = None
     longest: int | None = None
+    together: bool = False
     workspace: int = 0
     asynchronous: bool = False
     logprobs: bool = False
@@ -74,8 +78,9 @@ class MemoryUse:
         return self.geometry.page_size * max(self.geometry.blocks_per_chunk)
 
     def footprint(self, batch_tokens: int, chunks: int) -> int:
-        cached = self._at_once(chunks * self.chunk_tokens)
-        seen = self._at_once(chunks * self.chunk_tokens + batch_tokens)
+        held = chunks * self.chunk_tokens
+        cached = held if self.together else self._at_once(held)
+        seen = self._at_once(held + batch_tokens)
         attention = cached * self.gathered + batch_tokens * seen * self.pair * self._copies
         return self.fixed + batch_tokens * self.per_token + chunks * self.per_chunk + attention
 
@@ -99,7 +104,8 @@ class MemoryUse:
 @dataclass(frozen=True)
 class ModelSizes:
     """`intermediate`: features of the MLP that one token passes through at once. `plain_scores`: attention runs by the
-    plain formula, for it knows a softcap or sinks that fused attention does not."""
+    plain formula, for it knows a softcap or sinks that fused attention does not. `expanded`: of one head, features of a
+    token's K and V that are made from its latent vector; 0 where pages hold K and V."""
 
     hidden: int
     intermediate: int
@@ -107,6 +113,7 @@ class ModelSizes:
     vocab: int
     max_positions: int
     plain_scores: bool = False
+    expanded: int = 0
 
     @classmethod
     def of(cls, config: Any) -> "ModelSizes":
@@ -120,6 +127,7 @@ class ModelSizes:
             vocab=config.vocab_size,
             max_positions=config.max_position_embeddings,
             plain_scores=softcap is not None or config.model_type == "gpt_oss",
+            expanded=_expanded(config) if kv_shape(config).parts == 1 else 0,
         )
 
     def divided(self, world: int) -> "ModelSizes":
@@ -142,17 +150,19 @@ class ModelSizes:
         )
 
     def on_cpu(self, geometry: CacheGeometry, max_requests: int, asynchronous: bool) -> MemoryUse:
-        """Long chunks run in torch, row by row: K and V of one are gathered, and every row has its mask."""
+        """Long chunks run in torch, row by row: K and V of one are gathered, and every row has its mask. Latent vectors
+        are copied once more on their way through the projection."""
         item = ITEM_SIZES[geometry.dtype]
         masks = len(geometry.groups) * item + _MASK_MAKING_BYTES
         return MemoryUse(
             geometry=geometry,
             head=self.head_bytes(item),
             layer=self.layer_bytes(geometry),
-            gathered=2 * geometry.kv_heads * geometry.head_dim * item,
+            gathered=(2 * geometry.kv_heads * geometry.head_dim + self.heads * self.expanded) * item,
             pair=masks + (4 * _SCORES_KEPT * self.heads if self.plain_scores else 0),
             max_requests=max_requests,
             longest=self.max_positions,
+            together=self.expanded > 0,
             asynchronous=asynchronous,
             logprobs=True,
         )
@@ -217,6 +227,12 @@ def offload_chunks(space: float | None, threshold: float, available: int, geomet
     cap = available * threshold
     wanted = cap if space is None else min(space * GIB, cap)
     return int(wanted) // geometry.chunk_bytes
+
+
+def _expanded(config: Any) -> int:
+    """Of one head: what the projection makes, then keys with their rotary part, and values as wide as those."""
+    query = config.qk_nope_head_dim + config.qk_rope_head_dim
+    return int(config.qk_nope_head_dim + config.v_head_dim + 2 * query)
 
 
 def gib(size: int) -> str:

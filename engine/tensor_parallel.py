@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine.errors import UnsupportedModel
+from engine.models.families import kv_shape
 
 
 @dataclass(frozen=True)
@@ -54,13 +55,13 @@ def check_divisible(config: Any, world: int) -> None:
         return
     possible = [str(n) for n in range(1, config.num_attention_heads + 1) if _divides(config, n)]
     raise UnsupportedModel(
-        f"a model of {config.num_attention_heads} query heads, {config.num_key_value_heads} KV heads and"
+        f"a model of {config.num_attention_heads} query heads, {kv_shape(config).heads} KV heads and"
         f" {config.intermediate_size} MLP features cannot be divided among {world} devices: choose --tp"
         f" {', '.join(possible)}"
     )
 
 
 def _divides(config: Any, world: int) -> bool:
-    kv_heads = config.num_key_value_heads
+    kv_heads = kv_shape(config).heads
     even = [config.num_attention_heads, config.intermediate_size, getattr(config, "moe_intermediate_size", None) or 0]
     return all(count % world == 0 for count in even) and (kv_heads % world == 0 or world % kv_heads == 0)

@@ -17,6 +17,21 @@ WINDOW = 9
 _SLIDING_FIRST = {"sliding_window": WINDOW, "layer_types": ["sliding_attention", "sliding_attention", "full_attention"]}
 _EXPERTS = {"num_experts_per_tok": 2, "num_local_experts": 4}
 _SHORT_YARN = {"rope_type": "yarn", "factor": 32.0, "original_max_position_embeddings": 16, "truncate": False}
+_SCALED_YARN = {"rope_type": "yarn", "factor": 32.0, "original_max_position_embeddings": 16, "mscale_all_dim": 4.0}
+_LATENT = {
+    "num_key_value_heads": 8,
+    "kv_lora_rank": 16,
+    "q_lora_rank": 24,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 16,
+    "v_head_dim": 12,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "n_group": 1,
+    "topk_group": 1,
+    "moe_intermediate_size": 32,
+    "first_k_dense_replace": 1,
+}
 OF_FAMILY: dict[str, dict[str, Any]] = {
     "mistral": {"sliding_window": None},
     "qwen3_moe": {**_EXPERTS, "moe_intermediate_size": 32, "norm_topk_prob": True},
@@ -27,6 +42,8 @@ OF_FAMILY: dict[str, dict[str, Any]] = {
         "final_logit_softcapping": 1.5,
     },
     "gemma3_text": {**_SLIDING_FIRST, "query_pre_attn_scalar": 4},
+    "deepseek_v2": {**_LATENT, "q_lora_rank": None},
+    "deepseek_v3": {**_LATENT, "rope_parameters": _SCALED_YARN},
     "gpt_oss": {**_SLIDING_FIRST, **_EXPERTS, "intermediate_size": 32, "rope_parameters": _SHORT_YARN},
 }
 """What a family needs beside the common sizes, so that each of its peculiarities shows in the tokens."""

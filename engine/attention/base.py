@@ -44,3 +44,12 @@ class AttentionBackend(Protocol[Plan]):
     ) -> torch.Tensor:
         """`query` `[heads, T, head_dim]`, `keys` and `values` `[kv_heads, T, head_dim]` of the batch's T packed
         tokens. Returns `[T, heads, head_dim]`. When it returns, the new KV is in the pages."""
+
+
+class LatentAttention(Protocol[Plan]):
+    """Of a backend whose pages keep a latent vector of each token, from which the model makes K and V of all heads. Its
+    `attend` then takes keys and values of what `extend` returned, and writes nothing."""
+
+    def extend(self, layer: int, latents: torch.Tensor, plan: Plan) -> torch.Tensor:
+        """Writes `latents` `[T, head_dim]` of the packed tokens into pages. Returns those of each row's whole context,
+        one row after the other, `[S, head_dim]`."""

@@ -26,6 +26,8 @@ def choose_backend(cache: PagedKVCache, dtype: torch.dtype) -> BackendChoice:
     geometry, device = cache.geometry, next(iter(cache.layers.values())).keys.device.type
     if device != "cpu":
         why = f"there is no kernel for {device}"
+    elif geometry.parts == 1:
+        why = "there is no C kernel for latent vectors (MLA)"
     elif not CPagedAttention.supports(geometry):
         why = f"there is no C kernel for {geometry.dtype} and heads of {geometry.head_dim}"
     else:

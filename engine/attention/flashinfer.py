@@ -101,6 +101,8 @@ def unsupported(geometry: CacheGeometry, scores: AttentionScores) -> str | None:
     """Why FlashInfer's kernels cannot serve a model, if they cannot."""
     if scores.sinks is not None:
         return "attention sinks are not supported on FlashInfer"
+    if geometry.parts == 1:
+        return "latent vectors (MLA) are not supported on FlashInfer here"
     if geometry.dtype not in DTYPES:
         return f"FlashInfer computes in {' or '.join(DTYPES)}, not in {geometry.dtype}"
     if geometry.head_dim not in HEAD_DIMS:

@@ -9,8 +9,10 @@ import torch
 from torch.utils.hooks import RemovableHandle
 from transformers import AttentionInterface
 
-from engine.attention.base import AttentionBackend, AttentionScores
+from engine.attention.base import AttentionBackend, AttentionScores, LatentAttention
 from engine.collective import Collective
+from engine.models.families import kv_shape
+from engine.models.latent_cache import LatentCache
 from engine.models.sharding import partial_sums
 from engine.progress import ProgressWord
 
@@ -45,6 +47,7 @@ class BoundModel:
         self._model = model
         self._base = cast(Any, model).base_model
         self._backend = backend
+        self._keeps_latents = kv_shape(self._base.config).parts == 1
         self._hooks: list[RemovableHandle] = []
         if collective:
             hook = partial(_sum_output, collective)
@@ -78,12 +81,15 @@ class BoundModel:
             hook.remove()
 
     def _inputs(self, token_ids: torch.Tensor, positions: torch.Tensor, plan: Any) -> dict[str, Any]:
-        return {
+        inputs = {
             "input_ids": token_ids[None],
             "position_ids": positions[None],
             "use_cache": False,
             "paged": PagedForward(self._backend, plan),
         }
+        if self._keeps_latents:
+            inputs["cache"] = LatentCache(cast(LatentAttention[Any], self._backend), plan)
+        return inputs
 
 
 def _sum_output(collective: Collective, _module: torch.nn.Module, _inputs: Any, output: torch.Tensor) -> None:

@@ -3,12 +3,14 @@
 Everything is read as the family's own code in transformers reads it, not as the field's name suggests.
 """
 
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 from engine.errors import UnsupportedModel
 from engine.geometry import AttentionType, group_layers
 
-ONE_TYPE = ("llama", "mistral", "qwen3_moe")
+LATENT = ("deepseek_v2", "deepseek_v3")
+"""Multi-head latent attention (MLA): of each token one vector is kept, from which K and V of all heads are made."""
+ONE_TYPE = (*LATENT, "llama", "mistral", "qwen3_moe")
 """All layers attend alike: these families' code has no layer types."""
 TYPE_PER_LAYER = ("gemma2", "gemma3_text", "gpt_oss", "ministral", "qwen2", "qwen3")
 FAMILIES = tuple(sorted(ONE_TYPE + TYPE_PER_LAYER))
@@ -17,7 +19,7 @@ _ROPE_BY_LENGTH = ("dynamic", "longrope")
 
 def check_supported(config: Any) -> None:
     """`config`: a transformers configuration. Raises UnsupportedModel with the reason."""
-    for check in (_mla, _family, _quantized, _layer_types, _window, _direction, _rope):
+    for check in (_family, _quantized, _layer_types, _window, _direction, _rope):
         if reason := check(config):
             raise UnsupportedModel(f"model of type {config.model_type!r} cannot be served: {reason}")
     group_layers(config.num_hidden_layers, layer_types(config), window(config))
@@ -34,10 +36,21 @@ def window(config: Any) -> int | None:
     return getattr(config, "sliding_window", None)
 
 
-def _mla(config: Any) -> str | None:
-    if getattr(config, "kv_lora_rank", None):
-        return "multi-head latent attention (MLA) is not supported, only pages of K and V heads are"
-    return None
+class KVShape(NamedTuple):
+    """What is kept of a token in one layer: `parts` (K and V, or a latent vector) of `heads` heads of `dim`
+    dimensions."""
+
+    parts: Literal[1, 2]
+    heads: int
+    dim: int
+
+
+def kv_shape(config: Any) -> KVShape:
+    """Of a supported model as a whole. What a family that keeps latents calls head_dim is their rotary part."""
+    if config.model_type in LATENT:
+        return KVShape(parts=1, heads=1, dim=config.kv_lora_rank + config.qk_rope_head_dim)
+    dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return KVShape(parts=2, heads=config.num_key_value_heads, dim=dim)
 
 
 def _family(config: Any) -> str | None:

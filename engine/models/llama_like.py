@@ -124,9 +124,9 @@ def why_not(model: torch.nn.Module) -> str | None:
     """What this model has that the kernels do not cover; None: nothing."""
     base = cast(Any, model).base_model
     config = base.config
-    dim = base.layers[0].self_attn.head_dim
     if config.model_type not in FAMILIES:
         return f"models of type {config.model_type}"
+    dim = base.layers[0].self_attn.head_dim
     if base.embed_tokens.weight.dtype != torch.float32 or base.embed_tokens.weight.device.type != "cpu":
         return f"{base.embed_tokens.weight.dtype} on {base.embed_tokens.weight.device}"
     if config.hidden_act != "silu":

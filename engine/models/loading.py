@@ -19,7 +19,7 @@ from engine.contexts import VALUE_BYTES
 from engine.errors import IncompleteModel, UnsupportedModel
 from engine.geometry import CacheGeometry, group_layers
 from engine.models.binding import ATTENTION_NAME, register_attention
-from engine.models.families import check_supported, layer_types, window
+from engine.models.families import KVShape, check_supported, kv_shape, layer_types, window
 from engine.models.sharding import check_plan, cut
 from engine.sizing import ModelSizes
 from engine.tensor_parallel import WHOLE, Shard, check_divisible, kv_heads_per_rank
@@ -33,15 +33,12 @@ _WEIGHTS_INDEX = "model.safetensors.index.json"
 @dataclass(frozen=True)
 class LoadedModel:
     """`model` is the causal LM, or only its base where there is no head to sample from (`head` False). `layer_types`
-    and `window`: as `group_layers` takes them. `kv_heads` and `sizes` are of the shard, `model_kv_heads` of the whole
-    model."""
+    and `window`: as `group_layers` takes them. `kv` is of the whole model, `sizes` of the shard."""
 
     model: torch.nn.Module
     dtype: DType
     layers: int
-    kv_heads: int
-    model_kv_heads: int
-    head_dim: int
+    kv: KVShape
     vocab_size: int
     max_positions: int
     layer_types: tuple[str, ...] | None
@@ -56,8 +53,10 @@ class LoadedModel:
         return ContextLayout(tuple(ContextPart(name, sizes[name] * VALUE_BYTES) for name in names))
 
     def geometry(self, page_size: int) -> CacheGeometry:
+        """Of the shard."""
         groups = group_layers(self.layers, self.layer_types, self.window)
-        return CacheGeometry(page_size, self.kv_heads, self.head_dim, self.dtype, groups)
+        heads = kv_heads_per_rank(self.kv.heads, self.shard.world)
+        return CacheGeometry(page_size, heads, self.kv.dim, self.dtype, groups, self.kv.parts)
 
 
 def load_model(
@@ -77,9 +76,7 @@ def load_model(
         model=model,
         dtype=dtype,
         layers=config.num_hidden_layers,
-        kv_heads=kv_heads_per_rank(config.num_key_value_heads, shard.world),
-        model_kv_heads=config.num_key_value_heads,
-        head_dim=getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
+        kv=kv_shape(config),
         vocab_size=config.vocab_size,
         max_positions=config.max_position_embeddings,
         layer_types=layer_types(config),

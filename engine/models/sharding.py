@@ -12,23 +12,32 @@ from typing import Any, cast
 import torch
 
 from engine.errors import UnsupportedModel
+from engine.models.families import LATENT
 from engine.tensor_parallel import Shard
 
 ATTENTION = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
 _KV = ("self_attn.k_proj", "self_attn.v_proj")
-_REPLICATED = "replicated_with_grad_allreduce"
+_REPLICATED = ("replicated_with_grad_allreduce", "mla_kv_a_proj")
+_LATENT_ATTENTION = {
+    "layers.*.self_attn.q_proj": "colwise",
+    "layers.*.self_attn.q_b_proj": "colwise",
+    "layers.*.self_attn.kv_b_proj": "colwise",
+    "layers.*.self_attn.o_proj": "rowwise",
+}
+"""Every rank makes the latent vectors, and of them its own heads. transformers' plan for DeepSeek-V3 leaves attention
+whole; its plan for V2 says this."""
 
 
 def check_plan(config: Any) -> None:
     """Raises UnsupportedModel where the family cannot be divided."""
-    plan = config.base_model_tp_plan or {}
-    missing = [name for name in ATTENTION if f"layers.*.{name}" not in plan]
+    plan = _plan(config)
+    missing = [name for name in ATTENTION if config.model_type not in LATENT and f"layers.*.{name}" not in plan]
     if missing:
         raise UnsupportedModel(
             f"models of type {config.model_type!r} cannot be divided among devices: transformers' plan does not say how"
             f" to divide {', '.join(missing)}: choose --tp 1"
         )
-    unknown = sorted({style for style in plan.values() if style not in (*_CUTS, *_SUMMED, _REPLICATED)})
+    unknown = sorted({style for style in plan.values() if style not in (*_CUTS, *_SUMMED, *_REPLICATED)})
     if unknown:
         raise UnsupportedModel(
             f"models of type {config.model_type!r} cannot be divided among devices: their plan asks for"
@@ -107,7 +116,8 @@ def _parameter(kept: torch.Tensor) -> torch.nn.Parameter:
 
 
 def _plan(config: Any) -> dict[str, str]:
-    return cast(dict[str, str], config.base_model_tp_plan)
+    latent = _LATENT_ATTENTION if config.model_type in LATENT else {}
+    return {**(config.base_model_tp_plan or {}), **latent}
 
 
 def _style(config: Any, module: str, parameter: str) -> str:

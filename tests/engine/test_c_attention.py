@@ -1,5 +1,6 @@
 """The C kernels of attention, each variant that this machine runs, against the formula in float64."""
 
+import dataclasses
 import random
 import subprocess
 import sys
@@ -177,6 +178,13 @@ def test_torch_is_chosen_where_no_kernel_can(head_dim: int, dtype: torch.dtype) 
     backend, why = choose_backend(PagedKVCache(CachePool(geometry(head_dim, name), 2)), dtype)
     assert isinstance(backend, TorchPagedAttention)
     assert f"{name} and heads of {head_dim}" in why
+
+
+def test_torch_is_chosen_for_latent_vectors() -> None:
+    latents = dataclasses.replace(geometry(64), parts=1)
+    backend, why = choose_backend(PagedKVCache(CachePool(latents, 2)), torch.float32)
+    assert isinstance(backend, TorchPagedAttention)
+    assert "MLA" in why
 
 
 def test_a_head_that_wide_vectors_do_not_divide_gets_narrower_ones() -> None:

@@ -61,7 +61,7 @@ def test_nor_does_waiting_in_host_memory(name: str, tiny_kind: Callable[[str], P
 
 
 @pytest.mark.parametrize("space", [0.0, 0.001], ids=["reset", "offloaded"])
-@pytest.mark.parametrize("name", ["llama", "mistral-sliding", "gpt-oss"])
+@pytest.mark.parametrize("name", ["llama", "mistral-sliding", "gpt-oss", "deepseek-v3"])
 def test_nor_does_scheduling_while_a_forward_runs(name: str, space: float, tiny_kind: Callable[[str], Path]) -> None:
     tight = {"num_blocks": TIGHT[KINDS[name].types], "cpu_offload_space": space}
     engine = engine_of(tiny_kind(name), use_async_batching=True, **tight)

@@ -1,6 +1,7 @@
 """Which models are taken, which are refused and why, and how the progress word moves while one runs."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import (
     DeepseekV2Config,
+    DeepseekV3Config,
     Gemma2Config,
     Gemma3Config,
     Gemma3TextConfig,
@@ -32,6 +34,7 @@ from engine.models.binding import BoundModel
 from engine.models.families import check_supported, layer_types, window
 from engine.models.loading import load_model
 from engine.progress import ProgressWord
+from engine.tensor_parallel import Shard
 from tests.engine.driving import model_engine, prefill_here, prefill_request
 from tests.engine.tiny_models import prompt_of
 from tests.tiny_model import save_weights
@@ -55,8 +58,8 @@ DYNAMIC = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
 @pytest.mark.parametrize(
     ("config", "reason"),
     [
-        (GPT2Config(), "family is not one of gemma2, gemma3_text, gpt_oss, llama"),
-        (DeepseekV2Config(), "MLA"),
+        (GPT2Config(), "family is not one of deepseek_v2, .*, gemma2, gemma3_text, gpt_oss, llama"),
+        (naming(GPT2Config(), kv_lora_rank=512), "family"),
         (Gemma3Config(), "multimodal.* of type 'gemma3_text', could be"),
         (Qwen3NextConfig(), "family"),
         (Qwen3Config(layer_types=["linear_attention"] * 32), "linear_attention, only full_attention and sliding"),
@@ -80,6 +83,8 @@ def test_models_that_would_be_computed_wrongly_are_refused_with_the_reason(confi
     ("config", "types", "tokens"),
     [
         (LlamaConfig(), None, None),
+        (DeepseekV2Config(), None, None),
+        (DeepseekV3Config(), None, None),
         (MistralConfig(sliding_window=None), None, None),
         (MistralConfig(sliding_window=4096), None, 4096),
         (Qwen2Config(num_hidden_layers=2, sliding_window=4096), ("full_attention", "full_attention"), None),
@@ -153,6 +158,18 @@ def test_without_a_head_only_the_base_model_is_loaded(tiny_llama: Path) -> None:
 def test_the_layout_is_the_models(tiny_llama: Path) -> None:
     layout = load_model(tiny_llama).geometry(page_size=16).layout()
     assert (layout.layers, layout.kv_heads, layout.head_dim, layout.dtype) == (3, 4, 8, "float32")
+
+
+@pytest.mark.parametrize("tensor_parallel", [1, 2])
+def test_where_heads_are_made_from_latents_a_token_has_one_vector_on_every_rank(
+    tensor_parallel: int, tiny_kind: Callable[[str], Path]
+) -> None:
+    loaded = load_model(tiny_kind("deepseek-v3"), shard=Shard(0, tensor_parallel))
+    layout = loaded.geometry(page_size=16).layout(tensor_parallel, loaded.kv.heads)
+    assert (layout.parts, layout.kv_heads, layout.head_dim) == (1, 1, 16 + 8)
+    assert layout.page_bytes == 16 * (16 + 8) * 4
+    assert layout.replica_sets == tensor_parallel
+    assert layout.problem() is None
 
 
 def test_the_word_advances_once_per_layer_and_forward(tiny_llama: Path) -> None:

@@ -33,8 +33,13 @@ def test_each_layer_is_in_its_group_and_moves_the_word_once(name: str, tiny_kind
 
 @pytest.mark.parametrize(
     ("name", "left_out"),
-    [("gemma2", {"softcap": None}), ("gpt-oss", {"sinks": None}), ("gemma2", {"scaling": 8**-0.5})],
-    ids=["softcap", "sinks", "query_pre_attn_scalar"],
+    [
+        ("gemma2", {"softcap": None}),
+        ("gpt-oss", {"sinks": None}),
+        ("gemma2", {"scaling": 8**-0.5}),
+        ("deepseek-v3", {"scaling": 24**-0.5}),
+    ],
+    ids=["softcap", "sinks", "query_pre_attn_scalar", "mscale_all_dim"],
 )
 def test_what_a_family_does_to_its_scores_shows_in_the_tokens(
     name: str, left_out: dict[str, float | None], tiny_kind: Callable[[str], Path]
@@ -44,14 +49,14 @@ def test_what_a_family_does_to_its_scores_shows_in_the_tokens(
     assert model.greedy({"A": WINDOW_PROMPTS["B"]}, NEW, 64)["A"] != greedy(tiny_kind(name), WINDOW_PROMPTS["B"], NEW)
 
 
-@pytest.mark.parametrize("name", ["llama", "mistral-sliding", "gemma2", "gpt-oss"])
+@pytest.mark.parametrize("name", ["llama", "mistral-sliding", "gemma2", "gpt-oss", "deepseek-v2"])
 def test_a_damaged_page_shows_in_the_tokens(name: str, tiny_kind: Callable[[str], Path]) -> None:
     """These models are not blind: one head of one page of one layer, zeroed after prefill."""
     model = ByHand(tiny_kind(name))
     prompt = WINDOW_PROMPTS["B"]
     logits = model.forward({"A": prompt})["A"]
     last = len(model.pool.geometry.groups) - 1
-    model.pool.pages(last)[model.tables["A"][last][0], 0, 1] = 0
+    model.pool.pages(last)[model.tables["A"][last][0], 0, -1] = 0
     tokens = [int(logits.argmax())]
     while len(tokens) < NEW:
         tokens.append(int(model.forward({"A": tokens[-1:]})["A"].argmax()))
@@ -60,7 +65,7 @@ def test_a_damaged_page_shows_in_the_tokens(name: str, tiny_kind: Callable[[str]
     assert tokens != expected
 
 
-@pytest.mark.parametrize("name", ["gemma2", "gpt-oss", "qwen3-moe"])
+@pytest.mark.parametrize("name", ["gemma2", "gpt-oss", "qwen3-moe", "deepseek-v3"])
 def test_logits_are_those_of_transformers_own_forward(name: str, tiny_kind: Callable[[str], Path]) -> None:
     """Of the wanted rows alone, and Gemma 2's final softcap on them too: greedy tokens would not show it."""
     folder = tiny_kind(name)

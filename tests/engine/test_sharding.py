@@ -40,6 +40,10 @@ CASES = {
     "qwen3 of 2 KV heads on 4": Case("qwen3", 4, {"num_key_value_heads": 2}),
     "mistral that slides on 2": Case("mistral", 2, {"sliding_window": WINDOW}),
     "gemma3 on 4": Case("gemma3_text", 4),
+    "deepseek v2 on 4": Case("deepseek_v2", 4),
+    "deepseek v3 without experts, with biases on 2": Case(
+        "deepseek_v3", 2, {"first_k_dense_replace": 3, "attention_bias": True}
+    ),
     "qwen3 moe with a dense layer on 4": Case("qwen3_moe", 4, {"mlp_only_layers": [1]}),
 }
 
@@ -73,7 +77,7 @@ def whole_again(name: str, parts: list[torch.Tensor], kv_heads: int) -> torch.Te
         return torch.cat([*gates, *ups], dim=1)
     if name.endswith(("o_proj.weight", "down_proj.weight", "experts.down_proj")):
         return torch.cat(parts, dim=-1)
-    if re.search(r"\.(q|gate|up)_proj\.", name):
+    if re.search(r"\.(q|q_b|kv_b|gate|up)_proj\.", name):
         return torch.cat(parts)
     assert all(torch.equal(part, parts[0]) for part in parts), name
     return parts[0]
@@ -81,7 +85,7 @@ def whole_again(name: str, parts: list[torch.Tensor], kv_heads: int) -> torch.Te
 
 def test_the_shards_put_together_are_the_weights(case: tuple[Path, int]) -> None:
     folder, world = case
-    whole, kv_heads = weights(folder, Shard(0, 1)), load_model(folder).kv_heads
+    whole, kv_heads = weights(folder, Shard(0, 1)), load_model(folder).kv.heads
     shards = [weights(folder, Shard(rank, world)) for rank in range(world)]
     for name, weight in whole.items():
         parts = [shard[name] for shard in shards if name in shard]

@@ -33,6 +33,8 @@ KINDS = {
     ),
     "qwen3": Kind("qwen3"),
     "qwen3-moe": Kind("qwen3_moe"),
+    "deepseek-v2": Kind("deepseek_v2"),
+    "deepseek-v3": Kind("deepseek_v3"),
     "gemma2": Kind("gemma2", "ssf"),
     "gemma3": Kind("gemma3_text", "ssf"),
     "gpt-oss": Kind("gpt_oss", "ssf"),
