@@ -1,7 +1,7 @@
 """What every attention backend offers."""
 
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 
@@ -46,10 +46,10 @@ class AttentionBackend(Protocol[Plan]):
         tokens. Returns `[T, heads, head_dim]`. When it returns, the new KV is in the pages."""
 
 
-class LatentAttention(Protocol[Plan]):
+class LatentAttention(Protocol):
     """Of a backend whose pages keep a latent vector of each token, from which the model makes K and V of all heads. Its
     `attend` then takes keys and values of what `extend` returned, and writes nothing."""
 
-    def extend(self, layer: int, latents: torch.Tensor, plan: Plan) -> torch.Tensor:
+    def extend(self, layer: int, latents: torch.Tensor, plan: Any) -> torch.Tensor:
         """Writes `latents` `[T, head_dim]` of the packed tokens into pages. Returns those of each row's whole context,
         one row after the other, `[S, head_dim]`."""

@@ -88,7 +88,7 @@ class BoundModel:
             "paged": PagedForward(self._backend, plan),
         }
         if self._keeps_latents:
-            inputs["cache"] = LatentCache(cast(LatentAttention[Any], self._backend), plan)
+            inputs["cache"] = LatentCache(cast(LatentAttention, self._backend), plan)
         return inputs
 
 

@@ -14,7 +14,7 @@ class LatentCache:
     """Of one forward. Stands where such models take a transformers cache; its length is not asked for where positions
     are given."""
 
-    backend: LatentAttention[Any]
+    backend: LatentAttention
     plan: Any
 
     def update(
