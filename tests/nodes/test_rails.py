@@ -1,0 +1,50 @@
+"""Nodes with several rails produce the same tokens, share their pages out, and go on when a rail fails."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from fabric.libfabric import open_engine
+from fabric.rails import Rail
+from fabric.simulated import Faults, SimulatedEngine, SimulatedNetwork
+from tests.nodes.pair import Cluster, OpenFabric, Shape
+from tests.nodes.prompts import expect_oracle, prompt_of
+from tests.oracle import Oracle
+
+RAILS = 3
+SHAPE = Shape(page_size=16, num_blocks=64)
+
+
+def over_net(seed: int) -> OpenFabric:
+    return lambda _: open_engine("net", rails=[Rail(f"127.0.0.{number + 1}") for number in range(RAILS)])
+
+
+def over_simulation(seed: int) -> OpenFabric:
+    network = SimulatedNetwork(seed, Faults(reorder=True, max_delay=40))
+    return lambda name: SimulatedEngine(network, name, rails=RAILS)
+
+
+@pytest.mark.parametrize("kind", [over_net, over_simulation])
+def test_tokens_are_the_same_over_several_rails_and_each_carries_its_share(
+    tiny_model: Path, oracle: Oracle, kind: Callable[[int], OpenFabric], seed: int
+) -> None:
+    with Cluster(tiny_model, kind(seed), SHAPE).start() as cluster:
+        expect_oracle(cluster, oracle, [prompt_of(length, seed) for length in (2, 17, 100)])
+        shares = cluster.fabrics["prefill-0"].writes_by_rail()
+    assert min(shares) >= max(shares) // 2 > 0, shares
+
+
+def test_a_request_whose_rail_fails_is_sent_again_over_the_others(tiny_model: Path, oracle: Oracle, seed: int) -> None:
+    """A failed write may have landed and been counted, or not: the transfer starts anew, behind a fence, by the same
+    prefill node, and the rail is out of use from then on."""
+    network = SimulatedNetwork(seed, Faults(fail_completion=5))
+    with Cluster(tiny_model, lambda name: SimulatedEngine(network, name, rails=RAILS), SHAPE).start() as cluster:
+        prefill = cluster.fabrics["prefill-0"]
+        (end,) = expect_oracle(cluster, oracle, [prompt_of(100, seed)])
+        assert end.ledger.attempts == 2
+        before = prefill.writes_by_rail()
+        expect_oracle(cluster, oracle, [prompt_of(90, seed + 1)])
+        used = [now - then for now, then in zip(prefill.writes_by_rail(), before, strict=True)]
+        assert sorted(bool(writes) for writes in used) == [False, True, True]
+        assert cluster.prefill[0].transfer_counters.peers_lost == 1
