@@ -48,8 +48,8 @@ class LastWords:
         log_event(log, "transfer stopped", request=key.request, posted=posted, completed=completed, reason=reason)
 
     def never_heard_of(self, key: TransferKey) -> None:
-        """Nothing was posted for it, and nothing will be."""
-        self._send(key.instance, Stopped(instance=self._instance, key=key, posted=0, completed=0, failure=None))
+        """Nothing was posted for it, and nothing will be: it is remembered, should its request come yet."""
+        self._say(Stopped(instance=self._instance, key=key, posted=0, completed=0, failure=None))
 
     def _say(self, message: Stopped | TransferFinished) -> None:
         self._said[message.key] = message

@@ -180,6 +180,16 @@ def test_an_abort_of_an_unknown_transfer_says_that_nothing_was_posted() -> None:
     assert world.sender.counters.unknown_aborts == 1
 
 
+def test_a_request_that_comes_after_its_abort_is_stopped_already() -> None:
+    """Its decode node was told that nothing would be written, and may have given the pages away."""
+    world = World()
+    world.hello()
+    world.sender.on_abort(AbortTransfer(key=TransferKey("r", 1, DECODE)))
+    world.request("r")
+    assert world.engine.submitted == [] and world.sender.transfers == 0
+    assert world.kinds() == [Welcome, Stopped, Stopped]
+
+
 def test_a_prompt_that_the_engine_refuses_is_stopped_with_nothing_posted() -> None:
     world = World()
     world.hello()

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import zmq
+
 from decode_node.admission import Admission
 from decode_node.job import Job, JobState
 from kv_messenger.attempts import Attempt, Attempts
@@ -83,8 +85,12 @@ def _mistakes_count(self: Receiver, stopped: Stopped) -> None:
 
 
 def _wait_for_room(self: ControlThread, link: Link, message: Any, to: bytes = b"") -> bool:
+    """It waits for room in the peer's queue, however long that takes."""
     frame = self._frame(message)
-    link.socket.send_multipart([to, frame] if link.bound else [frame], 0)
+    try:
+        link.socket.send_multipart([to, frame] if link.bound else [frame], 0)
+    except zmq.ZMQError:  # nobody is there
+        return False
     return True
 
 

@@ -311,7 +311,7 @@ class SimulatedPrefillNode(Node):
             debug=around.script.debug,
             clock=around.schedule.clock,
         )
-        self.thread.announcer = ChunkAnnouncer(cast(Pump, self.pump), self.sender)
+        self.thread.announcer = ChunkAnnouncer(cast(Pump, self.pump), self.sender, Gates())
         self.peers.deliver_to(cast(Pump, self.pump), self.sender)
         self.fabric.transfer_of = lambda handle: engine_id(self.sender._sent._batches[handle].key)
 
