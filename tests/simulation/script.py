@@ -138,13 +138,13 @@ def draw(seed: int) -> Script:
         fence_needs_dead_peer=rng.random() < 0.4,
         manners=_manners(rng, profile),
         submissions=submissions,
-        faults=_faults(rng, profile, prefills, decodes),
+        faults=_faults(rng, profile, prefills, decodes, submissions),
     )
 
 
 def _submission(rng: Random, profile: Profile, choices: Random) -> Submission:
     n = choices.choice([1, 1, 2, 3])
-    at = rng.random() * rng.choice([0.01, 0.1, 0.5])
+    at = rng.random() * rng.choice([0.01, 0.1, 0.5, 2.0 if profile is Profile.CHAOS else 0.5])
     leaves = rng.random() < 0.25
     return Submission(
         at=at,
@@ -186,19 +186,23 @@ FAILOVER_FAULTS = [
 ]
 
 
-def _faults(rng: Random, profile: Profile, prefills: int, decodes: int) -> tuple[Fault, ...]:
+def _faults(
+    rng: Random, profile: Profile, prefills: int, decodes: int, submissions: tuple[Submission, ...]
+) -> tuple[Fault, ...]:
     if profile is Profile.CALM:
         holds = rng.random() < 0.3
-        return (_fault(rng, FaultKind.HOLD_GATE, prefills + decodes, 0.5),) if holds else ()
+        return (_fault(rng, FaultKind.HOLD_GATE, prefills + decodes, 0.5, submissions),) if holds else ()
     if profile is Profile.FAILOVER:
-        return (_fault(rng, rng.choice(FAILOVER_FAULTS), prefills, RECOVERY_S),)
+        return (_fault(rng, rng.choice(FAILOVER_FAULTS), prefills, RECOVERY_S, submissions),)
     kinds = rng.choices(list(FaultKind), k=rng.randint(1, 4))
-    return tuple(sorted((_fault(rng, kind, prefills + decodes, RECOVERY_S) for kind in kinds), key=lambda f: f.at))
+    faults = [_fault(rng, kind, prefills + decodes, RECOVERY_S, submissions) for kind in kinds]
+    return tuple(sorted(faults, key=lambda fault: fault.at))
 
 
-def _fault(rng: Random, kind: FaultKind, nodes: int, longest: float) -> Fault:
+def _fault(rng: Random, kind: FaultKind, nodes: int, longest: float, submissions: tuple[Submission, ...]) -> Fault:
+    """In the middle of a request, more often than not."""
     return Fault(
-        at=rng.random() * rng.choice([0.05, 0.3, 2.0]),
+        at=rng.choice(submissions).at + rng.random() * rng.choice([0.02, 0.1, 0.1, 1.0]),
         kind=kind,
         node=rng.randrange(nodes),
         lasting=rng.random() * rng.choice([longest / 10, longest]),
