@@ -111,14 +111,13 @@ class LibfabricEngine(TransferEngine):
         if device is not None and device < 0:
             raise FabricUsageError(f"there is no CUDA device {device}")
         ordinal = -1 if device is None else device
-        shared = self._same_host and file is not None
-        mask, fd = sum(1 << rail for rail in reached), file if shared else -1
+        mask, fd = sum(1 << rail for rail in reached), file if self._same_host and file is not None else -1
         memory = self._ffi.new("kf_memory *", (address, length, secrets.randbits(64), ordinal, fd, file_offset, mask))
         raw = self._lib.kf_register(self._open(), memory, self._error)
         if raw == self._ffi.NULL:
             raise RegistrationFailed(f"{describe(self._error)} for {length} bytes at {address:#x}; {_remedy(device)}")
         region = next(self._ids)
-        self._regions[region] = _Registered(raw, shared, device is not None)
+        self._regions[region] = _Registered(raw, bool(self._lib.kf_region_is_shared(raw)), device is not None)
         keys = tuple(RailKey(rail, self._lib.kf_region_key(raw, rail)) for rail in reached)
         return MemoryRegion(region, address, length, RemoteRegion(keys, self._lib.kf_region_base(raw), length))
 

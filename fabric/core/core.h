@@ -99,6 +99,7 @@ int kf_closes_dead_only(const kf_engine *engine);
 int kf_close(kf_engine *engine, kf_error *error);
 int kf_takes_device_memory(const kf_engine *engine);
 kf_region *kf_register(kf_engine *engine, const kf_memory *memory, kf_error *error);
+int kf_region_is_shared(const kf_region *region); /* peers on this host can be given it to read */
 int kf_region_is_dmabuf(const kf_region *region);
 uint64_t kf_region_key(const kf_region *region, uint32_t rail);
 uint64_t kf_region_base(const kf_region *region);

@@ -146,6 +146,7 @@ kf_endpoint *kf_open_landing(kf_engine *engine, int64_t id, int same_host, kf_er
     kf_endpoint *landing = kf_new_endpoint(id, true, engine->options.rail_count, error);
     if (!landing) return NULL;
     int failed = kf_open_ports(engine, landing, error);
+    if (engine->cannot_map && engine->options.rail_count) same_host = false;
     if (!failed && same_host) failed = kf_open_local_receiver(engine, landing, error);
     return kf_add_endpoint(engine, landing, failed);
 }

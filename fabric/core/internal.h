@@ -178,6 +178,7 @@ struct kf_engine {
     kf_slot slots[KF_SLOTS];
     kf_counters counters;
     uint64_t regions_made;
+    bool cannot_map;   /* what a peer on this host offered: later ones come by way of the provider */
     bool look;         /* a descriptor was readable: it may be a socket of a peer on this host */
     int64_t looked_ns; /* when all of those were read */
     int64_t word_moved_ns;  /* last arming or firing: sets how finely words are polled */

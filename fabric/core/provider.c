@@ -270,16 +270,14 @@ kf_region *kf_register(kf_engine *engine, const kf_memory *memory, kf_error *err
     *region = (kf_region){.number = ++engine->regions_made, .address = memory->address, .length = memory->length,
                           .key = memory->key, .device = memory->cuda_device >= 0, .file = -1,
                           .file_offset = memory->file_offset};
-    if (memory->file >= 0 && (region->file = kf_open_for_peers(memory->file)) < 0) {
-        kf_set_error(error, "fcntl(F_ADD_SEALS)", region->file);
-        return kf_free_region(region), NULL;
-    }
+    if (memory->file >= 0) region->file = kf_open_for_peers(memory->file);
     if (kf_register_with_provider(engine, memory, region, error)) return kf_free_region(region), NULL;
     kf_append(&engine->regions, &region->link);
     engine->counters.regions++;
     return region;
 }
 
+int kf_region_is_shared(const kf_region *region) { return region->file >= 0; }
 int kf_region_is_dmabuf(const kf_region *region) { return region->dmabuf; }
 uint64_t kf_region_key(const kf_region *region, uint32_t rail) {
     return region->mrs[rail] ? fi_mr_key(region->mrs[rail]) : region->key;

@@ -110,7 +110,9 @@ void kf_look_at_sender(kf_engine *engine, kf_endpoint *landing) {
         }
         if (!rc) rc = kf_take_offer(receiver, &packet, file);
         if (file >= 0) close(file);
-        if (rc) kf_fail_receiver(engine, landing, -rc, "the sender offers what cannot be mapped");
+        if (!rc) continue;
+        engine->cannot_map = true;
+        kf_fail_receiver(engine, landing, -rc, "the sender offers what cannot be mapped");
     }
 }
 

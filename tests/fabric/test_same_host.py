@@ -1,7 +1,9 @@
 """Processes of one host: the way is chosen by itself, what a peer writes into the ring is not believed, and neither a
 stopped nor a killed writer is read from after the fence."""
 
+import mmap
 import os
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -179,6 +181,31 @@ def test_what_is_copied_while_its_sender_takes_its_memory_back_does_not_count() 
     (ended,) = link.sender.of(WritesEnded)
     assert (ended.cancelled, ended.posted, ended.completed) == (True, 1, 0)
     link.fabric.close()
+
+
+def test_once_an_offer_could_not_be_mapped_peers_come_by_way_of_the_provider() -> None:
+    """A machine may let processes connect, and yet not pass files between them."""
+    link = Link(Both(True, True))
+    landing = link.receiver.engine.open_landing("peer")
+    with RawSender(landing.address) as peer:
+        unsealed_ring(peer)
+        drive(link.receiver, until=lambda: bool(link.receiver.of(EndpointFailed)))
+    link.landing = link.receiver.engine.open_landing("sender")
+    link.sending = link.sender.engine.connect("receiver", link.landing.address)
+    assert moved_by(link) == ("net", "net")
+
+
+def test_memory_whose_file_cannot_be_sealed_is_not_shared() -> None:
+    engine = open_engine("net", same_host=True)
+    with tempfile.TemporaryFile() as file:
+        file.truncate(PAGE)
+        with mmap.mmap(file.fileno(), PAGE) as memory:
+            data = np.frombuffer(memory, np.uint8)
+            engine.register(data.ctypes.data, PAGE, file=file.fileno())
+            landing = engine.open_landing("peer")
+            assert engine.provider_of(engine.connect("itself", landing.address)) == "net"
+            engine.close()
+            del data
 
 
 @pytest.fixture
