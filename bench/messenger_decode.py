@@ -120,11 +120,7 @@ class Decode:
 
 def main() -> None:
     name, provider, requests, pages, key = sys.argv[1:]
-    decode = Decode(name, provider, int(requests), int(pages), read_cluster_key(Path(key)))
-    try:
-        obey_orders(decode.obey)
-    finally:
-        decode.close()
+    obey_orders(lambda: Decode(name, provider, int(requests), int(pages), read_cluster_key(Path(key))))
 
 
 if __name__ == "__main__":

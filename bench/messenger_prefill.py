@@ -191,11 +191,7 @@ def _move(moved_ns: int, batches: Sequence[WritesEnded]) -> list[int]:
 
 def main() -> None:
     provider, requests, pages, key = sys.argv[1:]
-    prefill = Prefill(provider, int(requests), int(pages), read_cluster_key(Path(key)))
-    try:
-        obey_orders(prefill.obey)
-    finally:
-        prefill.close()
+    obey_orders(lambda: Prefill(provider, int(requests), int(pages), read_cluster_key(Path(key))))
 
 
 if __name__ == "__main__":

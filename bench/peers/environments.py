@@ -1,4 +1,5 @@
-"""`python -m bench.peers.environments`: one environment for each foreign engine, and the weights that llama.cpp reads.
+"""`python -m bench.peers.environments`: one environment for each foreign engine and transfer library, and the weights
+that llama.cpp reads.
 
 Everything lies under `.kvferry/peers`, with pinned versions and a log for each. A second run does what is missing.
 What could not be installed is said; the benchmark then reports it as missing, with the same reason.
@@ -88,7 +89,9 @@ VLLM_CPU = Environment(
     preload="lib/libiomp5.so",
 )
 LLAMA_CPP = Environment("llama_cpp", [["xllamacpp==2026.10.11549"]])
-ENVIRONMENTS = (LLAMA_CPP, VLLM_CPU)
+NIXL = Environment("nixl", [["--no-deps", "nixl-cu12==1.5.1"], ["numpy==2.4.6"]])  # what it depends on is 5 GB
+MOONCAKE = Environment("mooncake", [["mooncake-transfer-engine-non-cuda==0.3.13.post1"]])
+ENVIRONMENTS = (LLAMA_CPP, VLLM_CPU, NIXL, MOONCAKE)
 
 
 def python_of(environment: Environment | None) -> Path:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Protocol
 
 ROOT = Path(__file__).resolve().parents[2]
 ANSWER_S = 300.0
@@ -27,13 +27,23 @@ class ChildFailed(RuntimeError):
     """It died, or fell silent; the message has its last words."""
 
 
-def obey_orders(obey: Callable[[Answer], Answer]) -> None:
-    """Until the input ends."""
+class Obeys(Protocol):
+    def obey(self, order: Answer) -> Answer: ...
+
+    def close(self) -> None: ...
+
+
+def obey_orders(build: Callable[[], Obeys]) -> None:
+    """Until the input ends. `build` is called once what is printed goes elsewhere."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    for line in sys.stdin:
-        answers.write(json.dumps(obey(json.loads(line))) + "\n")
-        answers.flush()
+    built = build()
+    try:
+        for line in sys.stdin:
+            answers.write(json.dumps(built.obey(json.loads(line))) + "\n")
+            answers.flush()
+    finally:
+        built.close()
 
 
 class Child:
