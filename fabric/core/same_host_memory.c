@@ -14,9 +14,11 @@ static bool kf_is_sealed(int file) {
     return seals >= 0 && (seals & F_SEAL_SHRINK);
 }
 
-/* A descriptor that can only be read from, of a memfd that may be or has been sealed; or a negative errno value. */
+/* A descriptor that can only be read from, of a memfd that may be or has been sealed; or a negative errno value. Who
+ * maps it from now on maps it for reading, also by another descriptor (Linux 5.1); what is mapped stays as it is. */
 int kf_open_for_peers(int file) {
     if (!kf_is_sealed(file) && fcntl(file, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW)) return -errno;
+    fcntl(file, F_ADD_SEALS, F_SEAL_FUTURE_WRITE);
     char path[32];
     snprintf(path, sizeof path, "/proc/self/fd/%d", file);
     int fd = open(path, O_RDONLY | O_CLOEXEC);

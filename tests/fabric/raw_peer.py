@@ -107,15 +107,22 @@ class RawReceiver:
         self._listener.listen()
         self.address = LandingAddress(same_host=name).encode()
 
+    def accept(self) -> None:
+        self._link, _ = self._listener.accept()
+
+    def take_offer(self) -> int:
+        """The descriptor of a ring, first, or of a region; the caller's."""
+        _, files, _, _ = socket.recv_fds(self._link, PACKET.size, 1)
+        return files[0]
+
     def acknowledge(self, count: int) -> None:
         """Accepts one sender and says that so many writes are done."""
-        link, _ = self._listener.accept()
-        _, files, _, _ = socket.recv_fds(link, PACKET.size, 1)
-        with mmap.mmap(files[0], 0) as ring:
+        self.accept()
+        file = self.take_offer()
+        with mmap.mmap(file, 0) as ring:
             ring[DONE : DONE + 8] = struct.pack("=Q", count)
-        os.close(files[0])
-        link.send(PACKET.pack(WAKE, 0, 0, 0))
-        self._link = link
+        os.close(file)
+        self._link.send(PACKET.pack(WAKE, 0, 0, 0))
 
     def close(self) -> None:
         self._link.close()

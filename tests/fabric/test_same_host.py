@@ -333,6 +333,28 @@ def test_a_receiver_that_acknowledges_what_was_never_posted_fails_the_sender() -
     peer.close()
 
 
+def test_a_peer_can_read_what_it_was_given_and_cannot_write_to_it_however_it_tries() -> None:
+    sender, peer = Party(open_engine(SAME_HOST)), RawReceiver()
+    data, region = sender.memory(PAGE)
+    sending = sender.engine.connect("hostile", peer.address)
+    sender.engine.write(sending, pages(region, region.remote, [0], PAGE, 1))
+    peer.accept()
+    os.close(peer.take_offer())
+    given = peer.take_offer()
+    again = os.open(f"/proc/self/fd/{given}", os.O_RDWR)
+    for file in (given, again):
+        with mmap.mmap(file, PAGE, prot=mmap.PROT_READ) as seen:
+            assert bytes(seen) == data.tobytes()
+        with pytest.raises(PermissionError):
+            mmap.mmap(file, PAGE)
+        with pytest.raises(OSError):
+            os.write(file, b"x")
+        os.close(file)
+    data[0] ^= 1  # its owner goes on writing
+    sender.engine.close()
+    peer.close()
+
+
 def mapped() -> int:
     """Mappings of rings and regions in this process."""
     return Path("/proc/self/maps").read_text().count("/memfd:kvferry")
