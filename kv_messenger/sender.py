@@ -275,13 +275,21 @@ class Sender:
                     self._sent.remove(sent.transfer.key)  # last: without transfers, the engine may be stopped
 
     def _arm(self, sent: Sent, arm: Arm) -> None:
+        """What the fabric does not take is this transfer's failure alone."""
+        if not sent.transfer.live:  # of the same chunk, behind one that was not taken
+            return
         key = sent.transfer.key
         session = self._sessions.get(key.instance)
         assert session is not None, "a live transfer has a session"
-        if arm.threshold is None:
-            handle = self.fabric.write(session.endpoint, arm.writes)
-        else:
-            handle = self.fabric.write_when(session.endpoint, sent.source.word_address, arm.threshold, arm.writes)
+        try:
+            if arm.threshold is None:
+                handle = self.fabric.write(session.endpoint, arm.writes)
+            else:
+                handle = self.fabric.write_when(session.endpoint, sent.source.word_address, arm.threshold, arm.writes)
+        except FabricError as error:
+            failure = Failure(FailureCode.TRANSFER_FAILED, f"writes not taken: {error}"[:1000])
+            self._do(sent, sent.transfer.stop(failure))
+            return
         self._sent.posted(handle, key, session.endpoint.id)
         sent.transfer.on_armed(handle)
 

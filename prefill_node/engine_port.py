@@ -15,6 +15,7 @@ from engine.request import Request
 from kv_messenger.pump import Pump
 from kv_messenger.sender import Sender
 from kv_messenger.sender_transfer import Chunk
+from protocol.gates import Gates
 from protocol.messages import Failure, FailureCode
 from protocol.sampling import SamplingParams
 
@@ -65,11 +66,14 @@ class PrefillEngine:
 class ChunkAnnouncer:
     """The engine's listener; every method runs on the engine's thread."""
 
-    def __init__(self, pump: Pump, sender: Sender) -> None:
+    def __init__(self, pump: Pump, sender: Sender, gates: Gates) -> None:
         self._pump = pump
         self._sender = sender
+        self._gates = gates
 
     def before_forward(self, chunks: Sequence[PrefillChunk]) -> None:
+        for chunk in chunks:
+            self._gates.wait(f"prefill:from={chunk.start}")
         named = [(c.request_id, Chunk(c.start, c.end, c.tables, c.first_threshold, c.context_slot)) for c in chunks]
         self._pump.call(lambda: self._sender.on_chunks(named))
 

@@ -29,7 +29,7 @@ from protocol.digest import ServedModel, compatibility_digest
 from protocol.gates import Gates
 from protocol.logs import event
 from protocol.membership_options import Membership
-from protocol.messages import Abort, DecodeRequest, Failure, FailureCode, NodeStatus, Role
+from protocol.messages import Abort, DecodeRequest, Failure, FailureCode, Nack, NodeStatus, Role
 from protocol.node_pages import NodeView, node_pages
 from protocol.router_link import RouterLink
 from protocol.status_http import StatusServer
@@ -87,7 +87,7 @@ class PrefillNode:
         self._pump = Pump(fabric, self._sender, cores)
         for prefills in self._prefills:
             prefills.refuse_through(self._pump)
-        self._announcer = ChunkAnnouncer(self._pump, self._sender)
+        self._announcer = ChunkAnnouncer(self._pump, self._sender, gates)
         for engine in engines:
             engine.listener = self._announcer
         self._peers.deliver_to(self._pump, self._sender)
@@ -218,6 +218,7 @@ class PrefillNode:
 
     def _on_router_message(self, message: DecodeRequest | Abort) -> None:
         event(log, "not a decode node", logging.WARNING, kind=type(message).__name__)
+        self._router.send(Nack(failure=Failure(FailureCode.UNSUPPORTED, "this is a prefill node")))
 
     def _on_tick(self) -> None:
         self._router.on_tick()

@@ -1,7 +1,8 @@
 """Named pause points for tests: a fault can be placed in exactly one phase of a request, without sleeps.
 
 A process started with `--test-gates PATH` listens on that unix socket; a test holds, awaits and releases gates by
-name (`xfer:layer=1`, `decode:join`, `stream:tok=5`). Without the switch every gate is open and costs one comparison.
+name (`prefill:from=64`, the chunk that begins at that token; `xfer:layer=1`, `decode:join`, `stream:tok=5`). Without
+the switch every gate is open and costs one comparison.
 
 One JSON object a line each way: {"hold": NAME} | {"release": NAME} | {"await": NAME, "timeout": SECONDS}
 answered by {"ok": true} or {"ok": false}.

@@ -20,6 +20,7 @@ from router.queueing import NOBODY, RequestFailed, RequestQueue
 from router.token_request import TokenRequest
 
 LOST = Failure(FailureCode.NODE_LOST, "The node that served the request is gone.")
+REFUSED = Failure(FailureCode.INCOMPATIBLE, "The node does not serve such a request.")
 STOPPING = Failure(FailureCode.DRAINING, "The router is stopping.")
 
 log = logging.getLogger(__name__)
@@ -69,6 +70,12 @@ class Dispatcher:
         self.metrics.lost.inc()
         self._end([one for one in self._attempts.values() if one.decode.instance == instance], LOST)
         self.queue.move_up()
+
+    def on_refused(self, instance: str) -> None:
+        """The node could not take something of ours, and cannot say what: whatever it has said nothing of may be that,
+        and would wait for ever."""
+        ours = [one for one in self._attempts.values() if one.decode.instance == instance]
+        self._end([one for one in ours if not one.received], REFUSED)
 
     # -- the router's own end --
 

@@ -81,6 +81,7 @@ class NodeEvents:
                 self._dispatcher.on_message(instance, message)
             case Nack():
                 event(log, "node refused a frame", logging.WARNING, instance=instance, reason=message.failure.message)
+                self._dispatcher.on_refused(instance)
 
     def sweep(self) -> None:
         for lost in self._membership.sweep(self._clock()):

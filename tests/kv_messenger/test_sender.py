@@ -7,8 +7,8 @@ from collections.abc import Collection
 import msgspec
 import numpy as np
 
-from fabric.api import Sending
-from fabric.errors import FabricUnavailable
+from fabric.api import PageWrites, Sending
+from fabric.errors import FabricUnavailable, FabricUsageError
 from fabric.simulated import Faults, SimulatedEngine, SimulatedNetwork
 from kv_messenger.peers import PEER_TIMEOUT_S
 from kv_messenger.regions import as_ticketed
@@ -313,3 +313,32 @@ def test_a_failed_post_ends_the_session_and_says_how_many_were_posted() -> None:
     stopped = [message for message in world.sent if isinstance(message, Stopped)]
     assert [message.posted for message in stopped] == [2]
     assert world.engine.released == [engine_id(key)] and world.sender.sessions == 0
+
+
+class TakesNoSecondBatch(SimulatedEngine):
+    """Of those that are armed on a word."""
+
+    armed = 0
+
+    def write_when(self, endpoint: Sending, word_address: int, threshold: int, batch: PageWrites) -> int:
+        self.armed += 1
+        if self.armed == 2:
+            raise FabricUsageError("not that one")
+        return super().write_when(endpoint, word_address, threshold, batch)
+
+
+def test_a_batch_that_the_fabric_does_not_take_fails_its_transfer_alone() -> None:
+    """P05, the sender's half: said at once, with what was posted, and the next one is served."""
+    world = World(kind=TakesNoSecondBatch)
+    world.hello()
+    failing = world.request("failing")
+    world.announce(failing)
+    (stopped,) = [message for message in world.sent if isinstance(message, Stopped)]
+    assert (stopped.key, stopped.posted) == (failing, 0)
+    assert stopped.failure is not None and stopped.failure.code is FailureCode.TRANSFER_FAILED
+    world.run()
+    following = world.request("next")
+    world.forward(following)
+    world.run()
+    assert world.kinds()[-1] is TransferFinished and world.sender.sessions == 1
+    assert world.engine.released == [engine_id(failing), engine_id(following)]

@@ -7,7 +7,16 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import httpx
 import pytest
 
-from protocol.messages import DecodeRequest, FailureCode, FinishReason, Ledger, RequestEnded, TokenDelta
+from protocol.messages import (
+    DecodeRequest,
+    Failure,
+    FailureCode,
+    FinishReason,
+    Ledger,
+    Nack,
+    RequestEnded,
+    TokenDelta,
+)
 from tests.router.conftest import REPLY, end_token
 from tests.router.fake_node import FakeNode, answer, refuse, stall, tokens_then_nothing
 from tests.router.running_router import RunningRouter
@@ -171,3 +180,21 @@ def test_a_node_that_gives_up_by_itself_counts_as_lost(router: RunningRouter) ->
     router.node(lambda node, request: node.end(request, FinishReason.CANCELLED))
     answering_node(router)
     assert router.http.post("/v1/completions", json=BODY).json()["choices"][0]["text"] == REPLY
+
+
+def no_handler(node: FakeNode, request: DecodeRequest) -> None:
+    node.say(Nack(failure=Failure(FailureCode.UNSUPPORTED, "what is that?")))
+
+
+def test_a_node_that_does_not_know_what_it_was_sent_is_not_waited_for(router: RunningRouter, ask: Ask) -> None:
+    """P25: its Nack names no request, so those that it has said nothing of go elsewhere."""
+    router.node(no_handler)
+    twin = answering_node(router)
+    assert ask().result(DEADLINE_S).json()["choices"][0]["text"] == REPLY
+    assert len(twin.requests) == 1 and router.metric(RETRIES) == 1
+
+
+def test_where_no_node_knows_what_it_was_sent_the_client_gets_503(router: RunningRouter, ask: Ask) -> None:
+    router.node(no_handler)
+    refused = ask().result(DEADLINE_S)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "no_capacity")
