@@ -143,6 +143,7 @@ static int kf_open_ports(kf_engine *engine, kf_endpoint *endpoint, kf_error *err
 
 /* `same_host`: a peer on this host may also come by way of shared memory. */
 kf_endpoint *kf_open_landing(kf_engine *engine, int64_t id, int same_host, kf_error *error) {
+    KF_GUARD(engine);
     kf_endpoint *landing = kf_new_endpoint(id, true, engine->options.rail_count, error);
     if (!landing) return NULL;
     int failed = kf_open_ports(engine, landing, error);
@@ -154,14 +155,16 @@ kf_endpoint *kf_open_landing(kf_engine *engine, int64_t id, int same_host, kf_er
 /* Where each endpoint starts to take turns, so that peers that send little do not all use the first rail: a hash. */
 static uint32_t kf_first_turn(int64_t id) { return (uint32_t)((uint64_t)id * 0x9e3779b97f4a7c15ull >> 32); }
 
-/* `address` came from another machine: one that is not of our format makes an endpoint that has failed. `without`: rails
- * not to use, a bit for each; not all. */
+/* `address` came from another machine: one that is not of our format makes an endpoint that has failed. `without`:
+ * rails not to use, a bit for each; not all. */
 kf_endpoint *kf_connect(kf_engine *engine, int64_t id, const void *address, size_t size, uint32_t without,
                         kf_error *error) {
+    KF_GUARD(engine);
     kf_error failure;
     kf_set_error(&failure, "fi_av_insert", FI_EINVAL);
     size_t count = engine->address_size ? size / engine->address_size : 0;
-    if (!count || size % engine->address_size || count > KF_MAX_RAILS) return kf_connect_failed(engine, id, &failure, error);
+    bool ours = count && size % engine->address_size == 0 && count <= KF_MAX_RAILS;
+    if (!ours) return kf_connect_failed(engine, id, &failure, error);
     kf_endpoint *endpoint = kf_new_endpoint(id, false, engine->options.rail_count, error);
     if (!endpoint) return NULL;
     endpoint->turn = kf_first_turn(id);
@@ -178,6 +181,7 @@ kf_endpoint *kf_connect(kf_engine *engine, int64_t id, const void *address, size
 
 /* NULL, with the reason, where no process of this user listens under that name on this host. */
 kf_endpoint *kf_connect_same_host(kf_engine *engine, int64_t id, const char *name, size_t size, kf_error *error) {
+    KF_GUARD(engine);
     kf_endpoint *endpoint = kf_new_endpoint(id, false, 1, error);
     if (!endpoint) return NULL;
     int failed = kf_open_operations(engine, &endpoint->ports[0], error);
@@ -187,6 +191,7 @@ kf_endpoint *kf_connect_same_host(kf_engine *engine, int64_t id, const char *nam
 
 /* An endpoint that has failed before it was anything: its writes end with `why`. */
 kf_endpoint *kf_connect_failed(kf_engine *engine, int64_t id, const kf_error *why, kf_error *error) {
+    KF_GUARD(engine);
     kf_endpoint *endpoint = kf_new_endpoint(id, false, 0, error);
     if (!endpoint) return NULL;
     kf_fail_endpoint(engine, kf_add_endpoint(engine, endpoint, 0), why);
@@ -255,13 +260,15 @@ static bool kf_has_other_port(const kf_port *port) {
     return false;
 }
 
-/* One rail is broken. The others take its turns, if none of its writes is in doubt: whether one that was posted has
- * landed, and was counted, nobody can tell, and to repeat it might count it twice. Then the endpoint fails. */
+/* One rail is broken. The others take its turns, if none of its writes is in doubt: whether one that was posted, or
+ * completed without a word of its delivery, has landed and was counted, nobody can tell, and to repeat it might count
+ * it twice. Then the endpoint fails. */
 void kf_fail_port(kf_engine *engine, kf_port *port, const kf_error *error) {
     kf_endpoint *endpoint = port->endpoint;
     if (endpoint->failed || port->lost) return;
     port->lost = true;
-    if (port->outstanding || !kf_has_other_port(port)) {
+    bool doubt = port->outstanding || (!endpoint->landing && port->was_connected && !engine->delivery_complete);
+    if (doubt || !kf_has_other_port(port)) {
         endpoint->failed_rail = endpoint->port_count > 1 ? (int32_t)(port - endpoint->ports) : -1;
         kf_fail_endpoint(engine, endpoint, error);
     } else {
@@ -293,13 +300,14 @@ static void kf_settle_landing(kf_engine *engine, kf_endpoint *landing) {
     }
 }
 
-/* For a landing this is the fence. fi_close comes first, on every rail, and is synchronous: after it the provider neither writes
- * for the peer nor reads our sources. Batches end here; completions still in the queue are dropped with it.
+/* For a landing this is the fence. fi_close comes first, on every rail, and is synchronous: after it the provider
+ * neither writes for the peer nor reads our sources. Batches end here; completions still in the queue are dropped.
  *
  * Returns 0, or the negative FI_E... value of fi_close: then nothing is fenced and no batch ends. The provider may
  * have freed its endpoint all the same (ofi_rxm), or half of it (net): it is neither closed again nor used, and what
  * it may still write to is not freed. */
 int kf_close_endpoint(kf_engine *engine, kf_endpoint *endpoint, kf_error *error) {
+    KF_GUARD(engine);
     bool provided = endpoint->port_count && endpoint->ports[0].ep;
     bool settle = provided && endpoint->landing && kf_closes_dead_only(engine) && !kf_is_same_host(endpoint);
     kf_close_local_sender(endpoint);
