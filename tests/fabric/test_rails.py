@@ -193,6 +193,21 @@ def test_memory_that_only_avoided_rails_reach_cannot_be_sent(fabric: Fabric) -> 
     assert pair.sender.of(WritesEnded)[0].error is not None and pair.sender.of(EndpointFailed)
 
 
+@pytest.mark.parametrize("turns", [3, 6, 9])
+def test_nothing_lands_on_any_rail_after_a_fence_in_full_flight(fabric: Fabric, turns: int) -> None:
+    """The sender goes on as if nothing were; its writes are under way on every rail when the landing closes."""
+    pair = Pair(fabric, (3, 3), count=256)
+    for number in range(8):
+        pair.sender.engine.write(pair.sending, pair.batch(pack(number, 1)))
+    for _ in range(turns):
+        for party in (pair.sender, pair.receiver):
+            party.events += party.engine.progress(0.0)
+    pair.receiver.engine.close_endpoint(pair.landing)
+    pair.target[:] = 0
+    drive(pair.sender, pair.receiver, until=lambda: len(pair.sender.of(WritesEnded)) == 8)
+    assert not pair.target.any()
+
+
 @pytest.mark.parametrize("rails", [[], [2], [-1], [0, 0]], ids=str)
 def test_rails_that_there_are_none_of_are_refused(fabric: Fabric, rails: list[int]) -> None:
     party = fabric.party(rails=2)

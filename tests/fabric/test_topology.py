@@ -4,57 +4,63 @@ from pathlib import Path
 
 import pytest
 
-from fabric.sysfs import cpu_list, read_machine
+from fabric.sysfs import Machine, cpu_list, read_machine
 from fabric.topology import Distance, Level, candidates, distance, gpu_slices, host_slice, pinnable
 from tests.fabric.machines import DGX_H100, Tree, dgx_h100, p4d_24xlarge, p5_48xlarge
 
 
-def named(tree: Tree) -> dict[str, list[str]]:
+@pytest.fixture(scope="module")
+def dgx(tmp_path_factory: pytest.TempPathFactory) -> Machine:
+    return dgx_h100(tmp_path_factory.mktemp("dgx")).machine()
+
+
+@pytest.fixture(scope="module")
+def p5(tmp_path_factory: pytest.TempPathFactory) -> Machine:
+    return p5_48xlarge(tmp_path_factory.mktemp("p5")).machine()
+
+
+def named(machine: Machine) -> dict[str, list[str]]:
     """GPU's bus -> names of its NICs."""
-    machine = tree.machine()
     slices = gpu_slices(machine, candidates(machine))
     return {address.split(":")[1]: [nic.name for nic in share.nics] for address, share in slices.items()}
 
 
-def test_eight_gpus_with_eight_nics_have_one_each_and_leave_the_storage_cards_alone(tmp_path: Path) -> None:
-    assert named(dgx_h100(tmp_path)) == {gpu: [name] for gpu, (_, name) in DGX_H100.items()}
+def test_eight_gpus_with_eight_nics_have_one_each_and_leave_the_storage_cards_alone(dgx: Machine) -> None:
+    assert named(dgx) == {gpu: [name] for gpu, (_, name) in DGX_H100.items()}
 
 
-def test_32_efa_devices_are_four_for_each_gpu(tmp_path: Path) -> None:
-    shares = named(p5_48xlarge(tmp_path))
+def test_32_efa_devices_are_four_for_each_gpu(p5: Machine) -> None:
+    shares = named(p5)
     assert shares["53"] == ["rdmap79s0", "rdmap80s0", "rdmap81s0", "rdmap82s0"]
     assert shares["64"] == ["rdmap96s0", "rdmap97s0", "rdmap98s0", "rdmap99s0"]
     assert list(shares) == ["53", "64", "75", "86", "97", "a8", "b9", "ca"]
     assert len({name for share in shares.values() for name in share}) == 32
 
 
-def test_a_machine_that_hides_its_switches_is_shared_out_alike_by_numa_node(tmp_path: Path) -> None:
-    flat, bridged = p5_48xlarge(tmp_path / "flat", bridges=False), p5_48xlarge(tmp_path / "bridged")
-    assert named(flat) == named(bridged)
-    machine = flat.machine()
-    levels = {share.distance for share in gpu_slices(machine, candidates(machine)).values()}
+def test_a_machine_that_hides_its_switches_is_shared_out_alike_by_numa_node(tmp_path: Path, p5: Machine) -> None:
+    flat = p5_48xlarge(tmp_path, bridges=False).machine()
+    assert named(flat) == named(p5)
+    levels = {share.distance for share in gpu_slices(flat, candidates(flat)).values()}
     assert levels == {Distance(Level.NUMA)}
 
 
 def test_two_gpus_on_a_root_share_its_one_nic(tmp_path: Path) -> None:
-    shares = named(p4d_24xlarge(tmp_path))
-    assert shares == {"10": ["rdmap16s27"], "20": ["rdmap32s27"], "90": ["rdmap144s27"], "a0": ["rdmap160s27"]}
-    assert len(p4d_24xlarge(tmp_path / "again").machine().gpus) == 8
+    machine = p4d_24xlarge(tmp_path).machine()
+    assert named(machine) == {"10": ["rdmap16s27"], "20": ["rdmap32s27"], "90": ["rdmap144s27"], "a0": ["rdmap160s27"]}
+    assert len(machine.gpus) == 8
 
 
-def test_distances_are_what_two_devices_have_in_common(tmp_path: Path) -> None:
-    machine = dgx_h100(tmp_path).machine()
-    gpu = machine.gpus[0].device
-    by_name = {nic.name: distance(machine, gpu, nic.device) for nic in machine.nics}
+def test_distances_are_what_two_devices_have_in_common(dgx: Machine) -> None:
+    gpu = dgx.gpus[0].device
+    by_name = {nic.name: distance(dgx, gpu, nic.device) for nic in dgx.nics}
     assert by_name["mlx5_0"] == Distance(Level.SWITCH, 4)
     assert by_name["mlx5_3"] == by_name["mlx5_1"] == Distance(Level.NUMA)
     assert by_name["mlx5_11"] == Distance(Level.SYSTEM)
-    assert distance(machine, gpu, gpu) < by_name["mlx5_0"] < by_name["mlx5_3"] < by_name["mlx5_11"]
+    assert distance(dgx, gpu, gpu) < by_name["mlx5_0"] < by_name["mlx5_3"] < by_name["mlx5_11"]
 
 
-def test_every_gpu_has_its_share_of_whole_cores_on_its_own_socket(tmp_path: Path) -> None:
-    machine = dgx_h100(tmp_path).machine()
-    slices = list(gpu_slices(machine, candidates(machine)).values())
+def test_every_gpu_has_its_share_of_whole_cores_on_its_own_socket(dgx: Machine) -> None:
+    slices = list(gpu_slices(dgx, candidates(dgx)).values())
     assert slices[0].cores == (*range(14), *range(112, 126))
     assert slices[7].cores == (*range(98, 112), *range(210, 224))
     assert sorted(cpu for share in slices for cpu in share.cores) == list(range(224))
@@ -63,7 +69,7 @@ def test_every_gpu_has_its_share_of_whole_cores_on_its_own_socket(tmp_path: Path
 def test_a_gpu_whose_nic_has_no_link_takes_one_that_is_nobodys(tmp_path: Path) -> None:
     tree = dgx_h100(tmp_path)
     tree.write("class/infiniband/mlx5_0/ports/1/state", "1: DOWN")
-    shares = named(tree)
+    shares = named(tree.machine())
     assert shares["1b"] == ["mlx5_1", "mlx5_2"]
     assert shares["43"] == ["mlx5_3"]
 
@@ -73,15 +79,14 @@ def test_a_gpu_without_a_free_nic_shares_the_nearest(tmp_path: Path) -> None:
     tree.gpu("10/10:01.0/11:00.0/12:00.0/13:00.0", 0)
     tree.rdma("mlx5_0", "10/10:01.0/11:00.0/12:01.0/14:00.0", 0)
     tree.gpu("20/20:01.0/21:00.0", 0)
-    assert named(tree) == {"13": ["mlx5_0"], "21": ["mlx5_0"]}
+    assert named(tree.machine()) == {"13": ["mlx5_0"], "21": ["mlx5_0"]}
 
 
-def test_nics_that_are_named_replace_those_that_are_found(tmp_path: Path) -> None:
-    machine = dgx_h100(tmp_path).machine()
-    slices = gpu_slices(machine, candidates(machine, ["mlx5_1", "mlx5_2"]))
+def test_nics_that_are_named_replace_those_that_are_found(dgx: Machine) -> None:
+    slices = gpu_slices(dgx, candidates(dgx, ["mlx5_1", "mlx5_2"]))
     assert {tuple(nic.name for nic in share.nics) for share in slices.values()} == {("mlx5_1",), ("mlx5_2",)}
     with pytest.raises(KeyError, match="mlx5_77"):
-        candidates(machine, ["mlx5_77"])
+        candidates(dgx, ["mlx5_77"])
 
 
 @pytest.mark.parametrize("numa", [-1, None])
@@ -171,14 +176,13 @@ def test_the_host_takes_the_nics_of_the_numa_nodes_it_runs_on(tmp_path: Path) ->
     assert far.cores == (8, 9, 10, 11, 20, 21, 22, 23)
 
 
-def test_a_thread_is_pinned_to_a_share_of_several_cores_or_not_at_all(tmp_path: Path) -> None:
-    machine = dgx_h100(tmp_path / "dgx").machine()
+def test_a_thread_is_pinned_to_a_share_of_several_cores_or_not_at_all(tmp_path: Path, dgx: Machine) -> None:
     allowed = range(224)
-    share = gpu_slices(machine, candidates(machine))["0000:1b:00.0"]
-    assert pinnable(machine, share.cores, allowed) == set(share.cores)
-    assert pinnable(machine, share.cores, range(3)) is None
-    assert pinnable(machine, share.cores, share.cores) is None
-    laptop = Tree(tmp_path / "laptop")
+    share = gpu_slices(dgx, candidates(dgx))["0000:1b:00.0"]
+    assert pinnable(dgx, share.cores, allowed) == set(share.cores)
+    assert pinnable(dgx, share.cores, range(3)) is None
+    assert pinnable(dgx, share.cores, share.cores) is None
+    laptop = Tree(tmp_path)
     laptop.write("devices/system/node/node0/cpulist", "0-1")
     alone = laptop.machine()
     assert pinnable(alone, host_slice(alone, [], range(2)).cores, range(2)) is None
