@@ -196,12 +196,13 @@ class TransferEngine(ABC):
         file_offset: int = 0,
         rails: Sequence[int] | None = None,
     ) -> MemoryRegion:
-        """Name `length` bytes at `address` to the network. The memory must not move or be freed before
-        `deregister`. `device`: the ordinal of the CUDA device whose memory it is; None: the host's. `file`: a memfd
-        that the memory is a shared mapping of, from `file_offset` on. It is sealed against growing, shrinking and
-        further writable mappings; where that is possible, peers of this user on this host may be given it to read, and
-        may read on after `deregister`. `rails`: those that shall carry its pages; None: all. Raises RegistrationFailed, FabricUsageError
-        for what is no memory or no rail, and where devices' memory cannot be registered."""
+        """Name `length` bytes at `address` to the network. The memory must not move or be freed before `deregister`.
+        `device`: the ordinal of the CUDA device whose memory it is; None: the host's. `file`: a memfd that the
+        memory is a shared mapping of, from `file_offset` on. It is sealed against growing, shrinking and
+        further writable mappings; where that is possible, peers of this user on this host may be given it to
+        read, and may read on after `deregister`. `rails`: those that shall carry its pages; None: all. Raises
+        RegistrationFailed, FabricUsageError for what is no memory or no rail, and where devices' memory cannot
+        be registered."""
 
     @abstractmethod
     def deregister(self, region: MemoryRegion) -> None:
