@@ -5,8 +5,9 @@ network, the clock, the threads and every fault in the hands of one seed.
     schedule   virtual time; processes that run, stand still or are gone
     network    writes: posted, on their way, landed, completed, each at a time of its own
     channel    control messages over connections that break
-    books      pages whose words say whose they are; the two engines, without a model
-    nodes      a prefill and a decode node, put together as `prefill_node.node` and `decode_node.node` do
+    books      pages whose words say what they hold
+    engines    the two engines over them, without a model
+    nodes      what both kinds of nodes have; `prefill` and `decode` put them together as the real nodes are
     router     clients, and the choice of nodes by the router's own membership and policy
     world      all of it together: plays a script, then heals everything and looks at the books
 

@@ -7,15 +7,11 @@ from fabric.errors import OperationError
 from fabric.immediates import SLOTS
 from protocol.messages import Failure, FailureCode, FinishReason, Role
 from tests.simulation.channel import Channel
+from tests.simulation.decode import SimulatedDecodeNode
 from tests.simulation.errors import Violation
 from tests.simulation.network import ScheduledNetwork
-from tests.simulation.nodes import (
-    STOP_S,
-    Node,
-    SimulatedDecodeNode,
-    SimulatedPrefillNode,
-    Surroundings,
-)
+from tests.simulation.nodes import STOP_S, Node, Surroundings
+from tests.simulation.prefill import SimulatedPrefillNode
 from tests.simulation.router import ClientRequest, SimulatedRouter
 from tests.simulation.schedule import START_S, Schedule
 from tests.simulation.script import PAGE, Fault, FaultKind, Script, Submission
