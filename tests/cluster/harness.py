@@ -10,7 +10,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -65,11 +65,14 @@ class ProcessCluster:
         self._run_dir = run_dir
         self._starts = 0
         self._wanted: list[tuple[Role, str]] = []
+        self._options: tuple[str, ...] = ()
         self.key = run_dir / "cluster.key"
 
     # ---- life ----
 
-    def start(self, prefill: int, decode: int) -> None:
+    def start(self, prefill: int, decode: int, *options: str) -> None:
+        """`options`: of every node."""
+        self._options = options
         os.environ.update(environment())
         write_cluster_key(self.key)
         self.start_router("0", "0")
@@ -108,7 +111,8 @@ class ProcessCluster:
         try:
             yield
         finally:
-            os.kill(pid, signal.SIGCONT)
+            with suppress(ProcessLookupError):  # a test may have killed it
+                os.kill(pid, signal.SIGCONT)
 
     def close(self) -> None:
         self.http.close()
@@ -116,16 +120,16 @@ class ProcessCluster:
             node.process.kill()
         self.kill_router()
 
-    def add(self, role: Role, name: str, *options: str) -> Node:
-        """Starts a process and returns at once."""
+    def add(self, role: Role, name: str, *options: str, script: Path | None = None) -> Node:
+        """Starts a process and returns at once. `script`: what its transport does wrong."""
         self._starts += 1
         gates_path = str(self._run_dir / f"{name}.{self._starts}.gates")
         arguments = ["--model", str(self._model), "--name", name, "--threads", "1", "--debug-pages"]
         arguments += ["--router", self.nodes_address, "--cluster-key", str(self.key), "--test-gates", gates_path]
         arguments += ["--num-blocks", str(BLOCKS), "--max-batch-tokens", "64", "--page-size", str(PAGE)]
         # The tests share one cluster: what one of them left in a cache must not spare another one its transfer.
-        arguments += ["--no-block-sharing", *options]
-        process = NodeProcess(role, arguments, self._run_dir / f"{name}.{self._starts}.log")
+        arguments += ["--no-block-sharing", *self._options, *options]
+        process = NodeProcess(role, arguments, self._run_dir / f"{name}.{self._starts}.log", script)
         self.nodes[name] = Node(role, name, options, process, gates_path)
         return self.nodes[name]
 
@@ -134,6 +138,14 @@ class ProcessCluster:
         node = self.nodes[name]
         assert not node.runs, f"{name} still runs"
         return self.add(node.role, name, *(options or node.options))
+
+    def replace_prefill(self, *options: str, script: Path | None = None) -> Node:
+        """kill -9 of prefill-0 and another process on its port: whoever knew the old one drops it at once."""
+        port = self.control_address("prefill-0").rpartition(":")[2]
+        self.nodes["prefill-0"].process.kill()
+        node = self.add("prefill", "prefill-0", "--port", port, *options, script=script)
+        self.wait_ready(node.name)
+        return node
 
     def heal(self) -> None:
         """The router and the nodes of the start run, are ready and idle; nodes that a test added are gone."""
@@ -232,6 +244,10 @@ class ProcessCluster:
         """The decode nodes of the last so many requests."""
         sent = [line["decode"] for line in self.events("router") if line["event"] == "request sent"]
         return sent[-count:]
+
+    def prefill_of_last(self) -> str:
+        """The prefill node that the last request was to ask first."""
+        return str([line["prefill"] for line in self.events("router") if line["event"] == "request sent"][-1])
 
     # ---- requests and gates ----
 

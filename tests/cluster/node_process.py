@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from deploy.attended import PR_SET_PDEATHSIG
+from tests.cluster import faulty_transport
 
 Role = Literal["prefill", "decode"]
 _PROGRAMS = {"prefill": "prefill_node.__main__", "decode": "decode_node.__main__"}
@@ -28,11 +29,12 @@ _context.set_forkserver_preload([*_PROGRAMS.values(), __name__])
 
 class NodeProcess:
     """Runs from construction on. The fork server ends with the process that started it, and this one with the fork
-    server, by the kernel. `log`: where both outputs go."""
+    server, by the kernel. `log`: where both outputs go. `script`: what its transport does wrong."""
 
-    def __init__(self, role: Role, arguments: list[str], log: Path) -> None:
+    def __init__(self, role: Role, arguments: list[str], log: Path, script: Path | None = None) -> None:
         self.log = log
-        self._process: ForkServerProcess = _context.Process(target=_become, args=(role, arguments, str(log)))
+        told = (role, arguments, str(log), str(script) if script else None)
+        self._process: ForkServerProcess = _context.Process(target=_become, args=told)
         self._process.start()
         assert self._process.pid is not None
         self.pid: int = self._process.pid
@@ -67,11 +69,13 @@ def events_in(log: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines if line.startswith("{") and line.endswith("\n")]
 
 
-def _become(role: Role, arguments: list[str], log: str) -> None:
+def _become(role: Role, arguments: list[str], log: str, script: str | None) -> None:
     os.setsid()
     os.closerange(3, _DESCRIPTORS)  # one of them keeps the fork server alive, and through it this process
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     os.dup2(output, sys.stdout.fileno())
     os.dup2(output, sys.stderr.fileno())
+    if script is not None:
+        sys.exit(faulty_transport.run(_PROGRAMS[role], arguments, script))
     sys.exit(importlib.import_module(_PROGRAMS[role]).main(arguments))
