@@ -142,9 +142,12 @@ static char *kf_find_target(const kf_engine *engine, const kf_descriptor *descri
 static int64_t kf_copy(kf_engine *engine, kf_endpoint *landing, uint64_t room) {
     kf_local_receiver *receiver = landing->receiver;
     const kf_descriptor *current = &receiver->current;
-    if (!kf_find_source(receiver, current)) kf_look_at_sender(engine, landing); /* its region was offered just now */
-    if (!receiver->ring) return -1;
     const char *source = kf_find_source(receiver, current);
+    if (!source) { /* its region may have been offered just now */
+        kf_look_at_sender(engine, landing);
+        if (!receiver->ring) return -1;
+        source = kf_find_source(receiver, current);
+    }
     char *target = kf_find_target(engine, current);
     if (!source || !target) {
         kf_fail_receiver(engine, landing, source ? EACCES : EINVAL,
