@@ -63,8 +63,14 @@ def place(
     slices = _slices(machine, candidates(machine), devices, allowed)
     near: dict[Nic, None] = dict.fromkeys(nic for share in slices for nic in share.nics if nic.rdma)
     local = _is_address(wishes.host) and ipaddress.ip_address(wishes.host).is_loopback
-    nics = () if rails or local else tuple(_rail(nic, wishes.host, addresses) for nic in near)
-    return Placement(rails, nics, _cores(machine, wishes, slices, allowed))
+    nics = [] if rails or local else _reachable(list(near), addresses)
+    found = tuple(_rail(nic, wishes.host, addresses) for nic in nics)
+    return Placement(rails, found, _cores(machine, wishes, slices, allowed))
+
+
+def _reachable(nics: Sequence[Nic], addresses: Mapping[str, str]) -> Sequence[Nic]:
+    """Those with an address, which verbs needs; where none has one (EFA needs none), all."""
+    return [nic for nic in nics if any(interface in addresses for interface in nic.interfaces)] or nics
 
 
 def _slices(machine: Machine, nics: Sequence[Nic], devices: Sequence[str], allowed: Collection[int]) -> list[Slice]:

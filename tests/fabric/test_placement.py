@@ -10,7 +10,7 @@ from fabric.rails import Rail
 from fabric.sysfs import Machine
 from tests.fabric.machines import Tree, dgx_h100, p5_48xlarge
 
-ADDRESSES = {"lo": "127.0.0.1", "eth0": "10.0.0.1", "ibp24s0": "10.1.0.1"}
+ADDRESSES = {"lo": "127.0.0.1", "eth0": "10.0.0.1", "ibp24s0": "10.1.0.1", "ibp64s0": "10.1.0.3"}
 FAR = "10.0.0.1"
 
 
@@ -33,6 +33,11 @@ def test_several_gpus_bring_their_nics_together(dgx: Machine) -> None:
     found = placed(dgx, Wishes(FAR), "0000:1b:00.0", "0000:43:00.0")
     assert [rail.domain for rail in found.nics] == ["mlx5_0", "mlx5_3"]
     assert found.cores is not None and len(found.cores) == 56
+
+
+def test_of_nics_of_which_some_have_an_address_the_others_are_left_out(dgx: Machine) -> None:
+    found = placed(dgx, Wishes(FAR), "0000:1b:00.0", "0000:52:00.0")
+    assert [rail.domain for rail in found.nics] == ["mlx5_0"]
 
 
 def test_efa_devices_need_no_address(tmp_path: Path) -> None:
@@ -68,7 +73,7 @@ def test_cores_that_are_named_are_taken_as_they_are(dgx: Machine) -> None:
 
 def test_a_gpu_that_the_machine_does_not_show_is_placed_as_the_host(dgx: Machine) -> None:
     found = placed(dgx, Wishes(FAR), "0000:77:00.0")
-    assert len(found.nics) == 12 and found.cores is None
+    assert [rail.domain for rail in found.nics] == ["mlx5_0", "mlx5_3"] and found.cores is None
 
 
 def test_on_a_laptop_nothing_is_pinned(tmp_path: Path) -> None:
