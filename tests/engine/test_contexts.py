@@ -254,7 +254,7 @@ def expect_close(context: Context | None, oracle: Oracle, prompt: list[int]) -> 
     torch.testing.assert_close(context.logits, logits, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("kind", ["llama", "gemma2", "qwen3-moe"])
+@pytest.mark.parametrize("kind", ["llama", "gemma2", "qwen3-moe", "deepseek-v3"])
 def test_it_is_what_transformers_says(tiny_kind: Callable[[str], Path], kind: str) -> None:
     """Gemma 2 bends its logits behind the head."""
     folder = tiny_kind(kind)

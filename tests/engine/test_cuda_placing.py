@@ -1,5 +1,6 @@
 """An engine put together for CUDA, on a device that is the CPU's own: driver, queues and captures are fakes."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,17 @@ def test_its_tokens_are_the_oracles_and_its_word_counts_every_layer(tiny_llama: 
     engine = engine_on(FakeDriver(), tiny_llama)
     assert answers(engine) == {name: greedy(tiny_llama, prompt, NEW) for name, prompt in PROMPTS.items()}
     assert_every_layer_was_counted(engine)
+    engine.close()
+
+
+def test_latent_vectors_go_through_plain_torch_and_the_log_says_so(
+    tiny_kind: Callable[[str], Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    directory = tiny_kind("deepseek-v3")
+    engine = engine_on(FakeDriver(), directory, kernels=fake_flashinfer)
+    assert answers(engine) == {name: greedy(directory, prompt, NEW) for name, prompt in PROMPTS.items()}
+    assert_every_layer_was_counted(engine)
+    assert "plain torch, slower: latent vectors (MLA)" in caplog.text
     engine.close()
 
 

@@ -54,6 +54,7 @@ def test_what_the_kernels_cannot_do_is_said() -> None:
     assert unsupported(half, SCORES) is None
     assert "sinks" in (unsupported(half, AttentionScores(1.0, sinks=torch.zeros(2))) or "")
     assert "float32" in (unsupported(geometry(FULL, "float32"), SCORES) or "")
+    assert "MLA" in (unsupported(dataclasses.replace(half, kv_heads=1, parts=1), SCORES) or "")
     assert "48" in (unsupported(dataclasses.replace(half, head_dim=48), SCORES) or "")
     cases = Cases(geometry(FULL, "float32"), heads=2, seed=1)
     with pytest.raises(UnsupportedModel, match="not in float32"):

@@ -27,7 +27,7 @@ def free_port() -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["llama", "qwen3", "qwen3-moe"])
+@pytest.mark.parametrize("kind", ["llama", "qwen3", "qwen3-moe", "deepseek-v2"])
 def test_transformers_divides_the_same_and_says_the_same(
     kind: str, tiny_kind: Callable[[str], Path], tmp_path: Path
 ) -> None:
