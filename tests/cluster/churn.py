@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from threading import Lock
 
 from tests.cluster.exchange import text_of
-from tests.cluster.harness import ProcessCluster, Role
+from tests.cluster.harness import ProcessCluster
+from tests.cluster.node_process import Role
 from tests.cluster.oracle import Oracle
 
 AT_ONCE = 8
