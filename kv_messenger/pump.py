@@ -6,6 +6,7 @@ its events to the owner, and tick the clock. Between events it sleeps inside `pr
 
 import logging
 import os
+import sys
 import threading
 import time
 from collections import deque
@@ -17,6 +18,9 @@ from fabric.api import Event, FabricCounters, FabricGauges, TransferEngine
 
 TICK_S = 0.25
 CALL_TIMEOUT_S = 30.0
+SWITCH_INTERVAL_S = 0.0002
+"""After which a thread that computes in Python lets one that waits for the GIL have it: what a notice may cost, once on
+the pump's thread and once more on an engine's. Python's default of 5 ms would be most of a decode step."""
 
 log = logging.getLogger(__name__)
 
@@ -59,6 +63,8 @@ class Pump:
         return self._thread.is_alive()
 
     def start(self) -> None:
+        """From then on this process's threads hand over the GIL more often."""
+        sys.setswitchinterval(SWITCH_INTERVAL_S)
         self._thread.start()
 
     def submit(self, action: Callable[[], None]) -> None:

@@ -75,6 +75,7 @@ static kf_batch *kf_new_batch(kf_endpoint *endpoint, int64_t handle, const kf_wr
 /* word_address 0: post now. Returns NULL only without memory. */
 kf_batch *kf_write(kf_engine *engine, kf_endpoint *endpoint, int64_t handle, const kf_writes *writes,
                    uint64_t word_address, uint64_t threshold) {
+    KF_GUARD(engine);
     kf_batch *batch = kf_new_batch(endpoint, handle, writes);
     if (!batch) return NULL;
     batch->threshold = threshold;
@@ -136,6 +137,7 @@ void kf_free_batch(kf_batch *batch) {
 }
 
 void kf_cancel(kf_engine *engine, kf_batch *batch, int64_t *posted, int64_t *completed) {
+    KF_GUARD(engine);
     *posted = (int64_t)batch->posted;
     *completed = (int64_t)batch->completed;
     if (batch->ended) return;

@@ -1,7 +1,8 @@
 /* The C core as Python sees it: flat records and opaque handles. cffi reads this file too (lines that start
  * with '#' are dropped), so it holds plain declarations only.
  *
- * Thread rule: one thread makes every call of an engine; only kf_wake may come from any thread.
+ * Thread rule: one thread makes every call of an engine; only kf_wake may come from any thread. Between its calls a
+ * thread of our own goes on (relay.c); events wait for kf_progress.
  */
 #ifndef KVFERRY_FABRIC_CORE_H
 #define KVFERRY_FABRIC_CORE_H

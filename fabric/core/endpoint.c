@@ -143,6 +143,7 @@ static int kf_open_ports(kf_engine *engine, kf_endpoint *endpoint, kf_error *err
 
 /* `same_host`: a peer on this host may also come by way of shared memory. */
 kf_endpoint *kf_open_landing(kf_engine *engine, int64_t id, int same_host, kf_error *error) {
+    KF_GUARD(engine);
     kf_endpoint *landing = kf_new_endpoint(id, true, engine->options.rail_count, error);
     if (!landing) return NULL;
     int failed = kf_open_ports(engine, landing, error);
@@ -158,6 +159,7 @@ static uint32_t kf_first_turn(int64_t id) { return (uint32_t)((uint64_t)id * 0x9
  * rails not to use, a bit for each; not all. */
 kf_endpoint *kf_connect(kf_engine *engine, int64_t id, const void *address, size_t size, uint32_t without,
                         kf_error *error) {
+    KF_GUARD(engine);
     kf_error failure;
     kf_set_error(&failure, "fi_av_insert", FI_EINVAL);
     size_t count = engine->address_size ? size / engine->address_size : 0;
@@ -179,6 +181,7 @@ kf_endpoint *kf_connect(kf_engine *engine, int64_t id, const void *address, size
 
 /* NULL, with the reason, where no process of this user listens under that name on this host. */
 kf_endpoint *kf_connect_same_host(kf_engine *engine, int64_t id, const char *name, size_t size, kf_error *error) {
+    KF_GUARD(engine);
     kf_endpoint *endpoint = kf_new_endpoint(id, false, 1, error);
     if (!endpoint) return NULL;
     int failed = kf_open_operations(engine, &endpoint->ports[0], error);
@@ -188,6 +191,7 @@ kf_endpoint *kf_connect_same_host(kf_engine *engine, int64_t id, const char *nam
 
 /* An endpoint that has failed before it was anything: its writes end with `why`. */
 kf_endpoint *kf_connect_failed(kf_engine *engine, int64_t id, const kf_error *why, kf_error *error) {
+    KF_GUARD(engine);
     kf_endpoint *endpoint = kf_new_endpoint(id, false, 0, error);
     if (!endpoint) return NULL;
     kf_fail_endpoint(engine, kf_add_endpoint(engine, endpoint, 0), why);
@@ -303,6 +307,7 @@ static void kf_settle_landing(kf_engine *engine, kf_endpoint *landing) {
  * have freed its endpoint all the same (ofi_rxm), or half of it (net): it is neither closed again nor used, and what
  * it may still write to is not freed. */
 int kf_close_endpoint(kf_engine *engine, kf_endpoint *endpoint, kf_error *error) {
+    KF_GUARD(engine);
     bool provided = endpoint->port_count && endpoint->ports[0].ep;
     bool settle = provided && endpoint->landing && kf_closes_dead_only(engine) && !kf_is_same_host(endpoint);
     kf_close_local_sender(endpoint);

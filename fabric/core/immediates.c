@@ -17,6 +17,7 @@ static void kf_judge(kf_engine *engine, kf_slot *slot) {
 
 /* Returns 0, or -1 if the slot is armed already. */
 int kf_expect(kf_engine *engine, kf_endpoint *landing, int64_t handle, uint32_t immediate, int64_t count) {
+    KF_GUARD(engine);
     kf_slot *slot = kf_slot_of(engine, immediate);
     if (slot->landing) return -1;
     *slot = (kf_slot){.landing = landing, .handle = handle, .expected = count,
@@ -27,13 +28,18 @@ int kf_expect(kf_engine *engine, kf_endpoint *landing, int64_t handle, uint32_t 
 }
 
 void kf_revise(kf_engine *engine, uint32_t slot, int64_t count) {
+    KF_GUARD(engine);
     engine->slots[slot].expected = count;
     kf_judge(engine, &engine->slots[slot]);
 }
 
-int64_t kf_counted(const kf_engine *engine, uint32_t slot) { return engine->slots[slot].count; }
+int64_t kf_counted(const kf_engine *engine, uint32_t slot) {
+    KF_GUARD(engine);
+    return engine->slots[slot].count;
+}
 
 void kf_forget(kf_engine *engine, uint32_t slot) {
+    KF_GUARD(engine);
     kf_unlink(&engine->slots[slot].ready);
     engine->slots[slot].landing = NULL;
     engine->counters.expectations--;

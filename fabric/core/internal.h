@@ -8,6 +8,7 @@
 #define KVFERRY_FABRIC_INTERNAL_H
 
 #include <errno.h>
+#include <pthread.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <string.h>
@@ -183,9 +184,28 @@ struct kf_engine {
     int64_t looked_ns; /* when all of those were read */
     int64_t word_moved_ns;  /* last arming or firing: sets how finely words are polled */
     int64_t last_active_ns; /* last posting or completion: sets whether to spin */
+
+    pthread_mutex_t lock; /* of all of this, but `woken` and `entering` */
+    pthread_cond_t left;  /* signalled when `away` becomes true */
+    pthread_t relay;
+    int entering; /* atomic: callers from Python that wait for the lock */
+    int depth;    /* of calls from Python within each other */
+    bool has_relay, away, closing; /* away: nobody from Python is in here, and there is something to do */
 };
 
 int64_t kf_now(void);
+
+/* relay.c: what is called from Python begins with KF_GUARD, and has the engine to itself until it returns. */
+void kf_open_relay(kf_engine *engine);
+void kf_stop_relay(kf_engine *engine);
+void kf_close_relay(kf_engine *engine);
+kf_engine *kf_enter(const kf_engine *engine);
+void kf_leave(kf_engine **guarded);
+#define KF_GUARD(engine) __attribute__((cleanup(kf_leave), unused)) kf_engine *kf_guarded = kf_enter(engine)
+
+/* progress.c */
+void kf_set_timer_slack(void);
+int64_t kf_turn(kf_engine *engine);
 
 /* provider.c */
 void kf_set_error(kf_error *error, const char *call, int code);

@@ -93,7 +93,7 @@ static bool kf_post_one(kf_engine *engine, kf_batch *batch, int64_t now) {
     while (!batch->stopped && (way = kf_next_way(engine, endpoint, batch, now))) {
         kf_port *port = &endpoint->ports[way->lane.rail];
         ssize_t rc = kf_post_write(engine, port, batch, way);
-        if (!rc) return kf_posted(engine, port, batch, now), true;
+        if (!rc) return kf_posted(engine, port, batch, kf_now()), true;
         if (rc == -FI_EAGAIN) {
             kf_postpone(engine, port, now);
             continue;

@@ -29,7 +29,10 @@ void kf_wake(kf_engine *engine) {
 /* Writes posted on one rail; those to this host are on none. */
 int64_t kf_rail_posted(const kf_engine *engine, uint32_t rail) { return engine->rails[rail].posted; }
 
-void kf_read_counters(const kf_engine *engine, kf_counters *counters) { *counters = engine->counters; }
+void kf_read_counters(const kf_engine *engine, kf_counters *counters) {
+    KF_GUARD(engine);
+    *counters = engine->counters;
+}
 
 static void kf_report_slot(kf_slot *slot, kf_event *event) {
     *event = (kf_event){.kind = slot->over ? KF_OVER_COUNTED : KF_ARRIVED, .id = slot->handle, .count = slot->count,
@@ -144,21 +147,33 @@ static void kf_sleep(kf_engine *engine, int64_t now, int64_t until) {
     }
 }
 
-static void kf_set_timer_slack(void) {
+void kf_set_timer_slack(void) {
     static _Thread_local bool done;
     if (!done) prctl(PR_SET_TIMERSLACK, KF_TIMER_SLACK_NS);
     done = true;
 }
 
+static void kf_fire_post_drain(kf_engine *engine, int64_t now) {
+    kf_look_at_sockets(engine, now);
+    kf_fire_words(engine, now);
+    bool active = kf_post_all(engine, now);
+    active |= kf_drain_all(engine, now);
+    if (active) engine->last_active_ns = kf_now(); /* copying for peers on this host takes its time */
+}
+
+/* For the relay: how long it may rest then; 0: it only lets others run. */
+int64_t kf_turn(kf_engine *engine) {
+    int64_t now = kf_now();
+    kf_fire_post_drain(engine, now);
+    return now - engine->last_active_ns < KF_SPIN_NS ? 0 : kf_nap(engine, now);
+}
+
 int kf_progress(kf_engine *engine, int64_t timeout_ns, kf_event *events, int capacity) {
+    KF_GUARD(engine);
     kf_set_timer_slack();
     int64_t now = kf_now(), deadline = now + timeout_ns;
     for (;; now = kf_now()) {
-        kf_look_at_sockets(engine, now);
-        kf_fire_words(engine, now);
-        bool active = kf_post_all(engine, now);
-        active |= kf_drain_all(engine, now);
-        if (active) engine->last_active_ns = kf_now(); /* copying for peers on this host takes its time */
+        kf_fire_post_drain(engine, now);
         int count = kf_report(engine, events, capacity);
         bool woken = __atomic_exchange_n(&engine->woken, 0, __ATOMIC_ACQ_REL);
         if (count || woken || now >= deadline) return count;

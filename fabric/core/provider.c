@@ -182,6 +182,7 @@ kf_engine *kf_open(const kf_options *options, kf_error *error) {
         engine->rails[i].name.domain = name->domain ? strdup(name->domain) : NULL;
     }
     engine->epoll_fd = engine->event_fd = -1;
+    kf_open_relay(engine);
     kf_node *heads[] = {&engine->regions,         &engine->endpoints,      &engine->words, &engine->ready_slots,
                         &engine->ready_endpoints, &engine->ready_batches};
     for (size_t i = 0; i < sizeof heads / sizeof *heads; i++) kf_node_init(heads[i]);
@@ -219,6 +220,7 @@ static void kf_close_rail(kf_rail *rail) {
 /* Endpoints first, then what they stand on. Batches whose events were never read are freed here. Returns 0, or not 0
  * where an endpoint could not be closed; all else is closed then, as far as the provider lets it. */
 int kf_close(kf_engine *engine, kf_error *error) {
+    kf_stop_relay(engine);
     int failed = 0;
     while (kf_linked(&engine->endpoints))
         failed |= kf_close_endpoint(engine, KF_OWNER(engine->endpoints.next, kf_endpoint, link), error);
@@ -228,6 +230,7 @@ int kf_close(kf_engine *engine, kf_error *error) {
     for (uint32_t i = 0; i < engine->options.rail_count; i++) kf_close_rail(&engine->rails[i]);
     if (engine->event_fd >= 0) close(engine->event_fd);
     if (engine->epoll_fd >= 0) close(engine->epoll_fd);
+    kf_close_relay(engine);
     free((void *)engine->options.provider);
     free(engine);
     return failed;
@@ -269,6 +272,7 @@ static void kf_free_region(kf_region *region) {
 }
 
 kf_region *kf_register(kf_engine *engine, const kf_memory *memory, kf_error *error) {
+    KF_GUARD(engine);
     kf_region *region = malloc(sizeof *region);
     if (!region) return kf_set_error(error, "malloc", ENOMEM), NULL;
     *region = (kf_region){.number = ++engine->regions_made, .address = memory->address, .length = memory->length,
@@ -289,6 +293,7 @@ uint64_t kf_region_key(const kf_region *region, uint32_t rail) {
 uint64_t kf_region_base(const kf_region *region) { return region->base; }
 
 void kf_deregister(kf_engine *engine, kf_region *region) {
+    KF_GUARD(engine);
     kf_unlink(&region->link);
     kf_free_region(region);
     engine->counters.regions--;

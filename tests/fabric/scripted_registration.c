@@ -47,6 +47,7 @@ int main(int argc, char **argv) {
     static struct fi_info info = {.domain_attr = &attr};
     static kf_engine engine = {.rails[0] = {.info = &info, .domain = &domain}, .options.rail_count = 1};
     kf_node_init(&engine.regions);
+    kf_node_init(&engine.endpoints);
     kf_memory memory = {
         .address = 0x200000, .length = 5000, .key = 0x12345, .cuda_device = 3, .file = -1, .rails = 1};
     kf_error error;
