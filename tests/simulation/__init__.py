@@ -5,7 +5,7 @@ network, the clock, the threads and every fault in the hands of one seed.
     schedule   virtual time; processes that run, stand still or are gone
     network    writes: posted, on their way, landed, completed, each at a time of its own
     channel    control messages over connections that break
-    books      pages whose words say what they hold
+    books      pages whose words say what they hold; `contexts` likewise
     engines    the two engines over them, without a model
     nodes      what both kinds of nodes have; `prefill` and `decode` put them together as the real nodes are
     router     clients, and the choice of nodes by the router's own membership and policy

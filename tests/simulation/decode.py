@@ -24,7 +24,7 @@ from protocol.messages import (
     Role,
 )
 from protocol.ticket import TransferKey
-from tests.simulation.books import LAYOUT, tag_of
+from tests.simulation.books import Tag, tag_of
 from tests.simulation.engines import DecodingEngine
 from tests.simulation.errors import Violation
 from tests.simulation.network import Flight
@@ -84,7 +84,7 @@ class SimulatedDecodeNode(Node):
     def __init__(self, around: Surroundings, name: str, incarnation: int) -> None:
         script, clock = around.script, around.schedule.clock
         super().__init__(around, name, incarnation, script.decode_blocks, script.shared[1])
-        self.engine = DecodingEngine(self.pages, script.decode_blocks * PAGE)
+        self.engine = DecodingEngine(self.layout, self.pages, self.contexts, script.decode_blocks * PAGE)
         self.seat = _Seat(self, script.manners.thread_lag)
         self.links = PrefillLinks(self.control, clock, self._probe)
         self.open: Counter[str] = Counter()
@@ -101,9 +101,9 @@ class SimulatedDecodeNode(Node):
             clock=clock,
         )
         self.receiver = Receiver(
-            me=Introduction(self.instance, name, "digest", LAYOUT),
+            me=Introduction(self.instance, name, "digest", self.layout),
             fabric=self.fabric,
-            targets=[Target(self.seat, [self.region])],
+            targets=[Target(self.seat, [self.region], self.context_region)],
             send=self.links.send,
             hang_up=self.links.hang_up,
             debug=script.debug,
@@ -112,6 +112,7 @@ class SimulatedDecodeNode(Node):
         self.links.deliver_to(cast(Pump, self.pump), self.receiver)
         self.fabric.on_landing = self._check_landing
         self.pages.on_free = self._check_freed
+        self.contexts.on_free = self._check_slot_freed
 
     def start(self) -> None:
         self.pump.drive(self.fabric, self.receiver)
@@ -170,6 +171,9 @@ class SimulatedDecodeNode(Node):
     def _check_landing(self, flight: Flight) -> None:
         """It brings the page that belongs there, of an attempt that holds the block and still waits for it."""
         tag = tag_of(int.from_bytes(flight.bytes, "little"))
+        if self.contexts.holds(flight.target):
+            self._check_context(flight, tag)
+            return
         block, layer = self.pages.place(flight.target)
         where = f"{flight.transfer} brings {tag} to block {block}, layer {layer} of {self.instance}"
         owner = self._owner_of(flight.transfer)
@@ -177,6 +181,15 @@ class SimulatedDecodeNode(Node):
             raise Violation(f"{where}: not what belongs there")
         if owner is None or self.engine.place_of(owner, tag.page) != block:
             raise Violation(f"{where}, which is not its own, or not any more")
+
+    def _check_context(self, flight: Flight, tag: Tag | None) -> None:
+        owner = self.contexts.owner_at(flight.target)
+        if tag is None or owner is None or owner != self._owner_of(flight.transfer):
+            raise Violation(f"{flight.transfer} brings {tag} to a context slot of {owner} on {self.instance}")
+
+    def _check_slot_freed(self, owner: Owner, address: int) -> None:
+        if address in self.around.network.may_land(self.fabric):
+            raise Violation(f"a context slot of {owner} on {self.instance} comes free while a peer may write to it")
 
     def _owner_of(self, name: str) -> Owner | None:
         """None if the transfer is of another instance."""

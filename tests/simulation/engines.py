@@ -8,7 +8,8 @@ from engine.outputs import Ended, NewToken, StepOutput
 from engine.request import Owner, Request
 from protocol.layout import KVLayout
 from protocol.messages import FinishReason
-from tests.simulation.books import LAYOUT, Pages, Tag, family_of
+from tests.simulation.books import Pages, Tag, family_of
+from tests.simulation.contexts import Contexts, context_tag
 from tests.simulation.errors import Violation
 from tests.simulation.script import LAYERS, PAGE
 
@@ -17,9 +18,10 @@ class DecodingEngine:
     """What `Admission` needs of an engine. Each step gives every running request one token. Further sequences of a
     prompt run beside it once its KV is there, and take no pages."""
 
-    def __init__(self, pages: Pages, max_tokens: int) -> None:
-        self.layout: KVLayout = LAYOUT
+    def __init__(self, layout: KVLayout, pages: Pages, contexts: Contexts, max_tokens: int) -> None:
+        self.layout = layout
         self.pages = pages
+        self.contexts = contexts
         self._max_tokens = max_tokens
         self._waiting: dict[str, Request] = {}
         self._running: dict[str, Request] = {}
@@ -31,9 +33,6 @@ class DecodingEngine:
     def has_work(self) -> bool:
         return bool(self._running or self._ended)
 
-    def is_running(self, request_id: str) -> bool:
-        return request_id in self._running
-
     def validate(self, request: Request) -> None:
         if request.id in self._waiting or request.id in self._running:
             raise InvalidRequest(f"request {request.id} is running already")
@@ -43,7 +42,8 @@ class DecodingEngine:
             raise CapacityExceeded(f"{len(request.prompt)} tokens can never fit")
 
     def can_reserve(self, request: Request) -> bool:
-        return self.pages.cache.can_hold(request.owner, len(request.prompt), self.pages.lookup.hits(request))
+        hits = self.pages.lookup.hits(request)
+        return self.pages.cache.can_hold(request.owner, len(request.prompt), hits) and not self.contexts.wanting
 
     def reserve(self, request: Request) -> Reservation:
         self.validate(request)
@@ -51,7 +51,8 @@ class DecodingEngine:
         self._waiting[request.id] = request
         self._cached[request.owner] = len(hits)
         table = list(self.pages.hold(request, len(request.prompt), hits))
-        return Reservation(tables=[table], cached=len(hits), whole=whole, context_slot=None)
+        slot = None if whole else self.contexts.take(request.owner)
+        return Reservation(tables=[table], cached=len(hits), whole=whole, context_slot=slot)
 
     def add(self, request: Request) -> None:
         """Its prompt runs here. Where there is no room it takes none: a token needs a page only in a real engine."""
@@ -59,7 +60,7 @@ class DecodingEngine:
         self._run(request)
 
     def resume(self, request_id: str, computed: int) -> None:
-        """Raises Violation unless the KV of `computed` tokens is there, and no other's."""
+        """Raises Violation unless the KV of `computed` tokens is there, and no other's; their context, too."""
         request = self._waiting.pop(request_id)
         table = self.pages.table(request.owner)
         del self._cached[request.owner]
@@ -68,6 +69,10 @@ class DecodingEngine:
                 found = self.pages.read(table[page], layer)
                 if found != Tag(family_of(request), page, layer):
                     raise Violation(f"{request.owner} is decoded from {found} as its page {page} of layer {layer}")
+        if self.contexts.slot(request.owner) is not None:
+            if (found := self.contexts.read(request.owner)) != context_tag(request, computed):
+                raise Violation(f"{request.owner} has {found} for its context")
+            self.contexts.give_back(request.owner)
         self.pages.register(request, 0, computed)
         self._run(request)
 
@@ -80,6 +85,7 @@ class DecodingEngine:
         owner = Owner(request_id, attempt)
         if self.pages.cache.is_quarantined(owner):
             del self._cached[owner]
+            self.contexts.give_back(owner)
             self.pages.release(owner)
 
     def abort(self, request_id: str) -> None:
@@ -120,8 +126,9 @@ class ComputingEngine:
     """What the prefill node's port needs of an engine: prompts that wait, run in chunks, and keep their pages until
     they are released. Its thread asks for forwards and plays them layer by layer."""
 
-    def __init__(self, pages: Pages, chunk_tokens: int, max_tokens: int) -> None:
+    def __init__(self, pages: Pages, contexts: Contexts, chunk_tokens: int, max_tokens: int) -> None:
         self.pages = pages
+        self.contexts = contexts
         self._chunk_tokens = chunk_tokens
         self._max_tokens = max_tokens
         self._queue: deque[Request] = deque()
@@ -157,6 +164,7 @@ class ComputingEngine:
         self.abort(request_id)
         request = self._kept.pop(request_id, None)
         if request is not None:
+            self.contexts.give_back(request.owner)
             self.pages.release(request.owner)
 
     def schedule(self) -> list[tuple[Request, int, int]]:
@@ -172,9 +180,10 @@ class ComputingEngine:
     def _start(self, request: Request) -> bool:
         """False if there is no room now."""
         hits = self.pages.lookup.hits(request)
-        if not self.pages.cache.can_hold(request.owner, len(request.prompt), hits):
+        if self.contexts.wanting or not self.pages.cache.can_hold(request.owner, len(request.prompt), hits):
             return False
         self.pages.hold(request, len(request.prompt), hits)
+        self.contexts.take(request.owner)
         request.computed = len(hits) * PAGE
         return True
 
@@ -184,6 +193,11 @@ class ComputingEngine:
         whole = -(-end // PAGE) if end == len(request.prompt) else end // PAGE
         for page in range(start // PAGE, whole):
             self.pages.write(table[page], Tag(family_of(request), page, layer))
+
+    def leave_context(self, request: Request, end: int) -> None:
+        """The last layer of a chunk is done: of the prompt's last one, the model has made its context."""
+        if end == len(request.prompt):
+            self.contexts.write(request.owner, context_tag(request, end))
 
     def computed(self, request: Request, end: int) -> None:
         """A forward that held it has ended."""

@@ -5,6 +5,8 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import msgspec
+
 from fabric.api import MemoryRegion
 from kv_messenger.pump import TICK_S, PumpOwner
 from protocol import PROTOCOL_VERSION
@@ -17,8 +19,9 @@ from protocol.messages import (
     Role,
 )
 from protocol.router_link import RouterLink
-from tests.simulation.books import Pages
+from tests.simulation.books import LAYOUT, Pages
 from tests.simulation.channel import Channel, SimulatedControl
+from tests.simulation.contexts import CONTEXT, Contexts
 from tests.simulation.network import ScheduledEngine, ScheduledNetwork
 from tests.simulation.schedule import Process, Schedule
 from tests.simulation.script import PAGE, Script
@@ -28,6 +31,7 @@ STEP_S = 0.001
 """Until an engine's thread goes on, at most."""
 BUSY_AGAIN_S = 0.0002
 MAX_QUEUE = 16
+CONTEXT_SLOTS = 2
 STOP_S = 5.0
 
 
@@ -122,6 +126,10 @@ class Node:
         self.pump = SimulatedPump(around, self.process)
         self.fabric = ScheduledEngine(around.network, self.process, self.pump.wake, self._rails)
         self.region: MemoryRegion = self.fabric.register(self.pages.address, self.pages.pool.bytes)
+        wanted = around.script.contexts[self.role is Role.DECODE]
+        self.layout = msgspec.structs.replace(LAYOUT, context=CONTEXT) if wanted else LAYOUT
+        self.contexts = Contexts(CONTEXT_SLOTS if wanted else 0)
+        self.context_region = self._register_contexts() if wanted else None
         self.gates = SimulatedGates()
         lag = around.script.manners.thread_lag
         self.control = SimulatedControl(around.channel, self.process, self.instance, lag)
@@ -131,6 +139,9 @@ class Node:
     def start(self) -> None:
         self.router.dial(ROUTER)
         self.around.schedule.after(CONTROL_TICK_S, self._control_tick, self.process)
+
+    def _register_contexts(self) -> MemoryRegion:
+        return self.fabric.register(self.contexts.address, self.contexts.bytes)
 
     @property
     def _rails(self) -> int:

@@ -21,7 +21,6 @@ from protocol.messages import (
     FailureCode,
     Role,
 )
-from tests.simulation.books import LAYOUT
 from tests.simulation.engines import ComputingEngine
 from tests.simulation.nodes import MAX_QUEUE, STEP_S, Node, Surroundings
 from tests.simulation.schedule import Process
@@ -67,8 +66,9 @@ class _Thread:
     def _chunks(self) -> list[PrefillChunk]:
         tables = [(tuple(self._engine.pages.table(request.owner)),) for request, _, _ in self._forward]
         first = self._word.value + 1
+        slot = self._engine.contexts.slot
         return [
-            PrefillChunk(request_id=request.id, start=start, end=end, tables=table, first_threshold=first)
+            PrefillChunk(request.id, start, end, table, first, slot(request.owner))
             for (request, start, end), table in zip(self._forward, tables, strict=True)
         ]
 
@@ -92,6 +92,8 @@ class _Thread:
         if layer + 1 < LAYERS:
             self._layer_soon(layer + 1)
         else:
+            for request, _, end in self._forward:
+                self._engine.leave_context(request, end)
             self.announcer.forward_ended(self._chunks(), 1, 2)
             for request, _, end in self._forward:
                 self._engine.computed(request, end)
@@ -108,7 +110,7 @@ class SimulatedPrefillNode(Node):
     def __init__(self, around: Surroundings, name: str, incarnation: int, max_tokens: int) -> None:
         super().__init__(around, name, incarnation, around.script.prefill_blocks, around.script.shared[0])
         word = ProgressWord()
-        self.engine = ComputingEngine(self.pages, around.script.chunk_tokens, max_tokens)
+        self.engine = ComputingEngine(self.pages, self.contexts, around.script.chunk_tokens, max_tokens)
         self.thread = _Thread(around, self.process, self.engine, word)
         self.thread.on_word = self.pump.wake
         self.prefills = PrefillEngine(cast(EngineLoop, self.thread), MAX_QUEUE)
@@ -117,9 +119,9 @@ class SimulatedPrefillNode(Node):
         self.sender = Sender(
             instance=self.instance,
             compatibility="digest",
-            layout=LAYOUT,
+            layout=self.layout,
             fabric=self.fabric,
-            sources=[Source(self.prefills, word.address, [self.region])],
+            sources=[Source(self.prefills, word.address, [self.region], self.context_region)],
             send=self.peers.send,
             gates=self.gates,
             debug=around.script.debug,

@@ -19,6 +19,7 @@ from protocol.messages import (
     Role,
     StatusAck,
     TokenDelta,
+    TokenDeltas,
 )
 from protocol.sampling import SamplingParams
 from router.membership import Member, Membership
@@ -104,6 +105,9 @@ class SimulatedRouter:
                 self._each(lost, self._on_lost)
                 self._send(message.instance, StatusAck(router_instance=self.process.name, refusal=refusal))
                 self._start_waiting()
+            case TokenDeltas():
+                for delta in message.deltas:
+                    self._receive(link, sender, delta)
             case TokenDelta() | ChoiceEnded() | RequestEnded():
                 request = self._requests.get(message.request)
                 if request is not None and request.decode is not None and request.decode.instance == sender.decode():

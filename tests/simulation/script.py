@@ -104,6 +104,8 @@ class Script:
     """Whether prefill and decode nodes keep prefixes for later hits."""
     debug: bool
     """Checksums are compared before a request goes on."""
+    contexts: tuple[bool, bool]
+    """Whether prefill nodes make contexts of prompts, and decode nodes want them."""
     rails: tuple[int, int]
     """NICs of each prefill and of each decode node."""
     fence_needs_dead_peer: bool
@@ -134,6 +136,7 @@ def draw(seed: int) -> Script:
         small_prefill=prefills == 2 and profile is Profile.CALM and rng.random() < 0.3,
         shared=(rng.random() < 0.4, rng.random() < 0.3),
         debug=rng.random() < 0.15,
+        contexts=Random(f"contexts {seed}").choice([(False, False), (True, False), (True, True)]),
         rails=(rng.choice([1, 1, 2]), rng.choice([1, 1, 2])),
         fence_needs_dead_peer=rng.random() < 0.4,
         manners=_manners(rng, profile),
@@ -205,5 +208,5 @@ def _fault(rng: Random, kind: FaultKind, nodes: int, longest: float, submissions
         at=rng.choice(submissions).at + rng.random() * rng.choice([0.02, 0.1, 0.1, 1.0]),
         kind=kind,
         node=rng.randrange(nodes),
-        lasting=rng.random() * rng.choice([longest / 10, longest]),
+        lasting=rng.random() * rng.choice([longest / 10, longest / 10, longest]),
     )

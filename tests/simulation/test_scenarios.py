@@ -74,6 +74,7 @@ def script(*faults: Fault, prefills: int = 1, **manners: object) -> Script:
         small_prefill=False,
         shared=(False, False),
         debug=False,
+        contexts=(False, False),
         rails=(1, 1),
         fence_needs_dead_peer=False,
         manners=replace(PLAIN, **manners),  # type: ignore[arg-type]

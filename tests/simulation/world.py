@@ -264,6 +264,7 @@ class World:
         living = {other.instance for other in self.nodes}
         found = {
             "pages are not free": cache.total - cache.free,
+            "context slots are taken": node.contexts.count - node.contexts.free,
             "writes are outstanding": gauges.outstanding,
             "batches are armed": gauges.armed,
             "immediates are expected": gauges.expectations,
