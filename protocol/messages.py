@@ -1,6 +1,6 @@
 """Every message between processes. Frozen, tagged by its class name, decoded only against the union of its channel.
 
-router  <- node      NodeStatus, TokenDelta, ChoiceEnded, RequestEnded    (the node dials the router)
+router  <- node      NodeStatus, TokenDelta, TokenDeltas, ChoiceEnded, RequestEnded    (the node dials the router)
 router  -> node      StatusAck, DecodeRequest, Abort
 decode  -> prefill   Hello, Ping, PrefillRequest, AbortTransfer    (the decode node dials the prefill node)
 decode  <- prefill   Welcome, HelloRefused, Pong, PrefillAccepted, PrefillRefused, TransferFinished, Stopped
@@ -20,6 +20,7 @@ MAX_PROMPT_TOKENS = 1 << 20
 MAX_CHECKSUM_BYTES = 8 << 20
 MAX_CHOICES = 128
 """Sequences of one prompt, as OpenAI allows."""
+MAX_DELTAS = 1024
 
 Landing = Annotated[int, msgspec.Meta(ge=1, lt=1 << 53)]
 Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 53)]
@@ -164,6 +165,12 @@ class TokenDelta(Message, frozen=True):
     index: Count
     tokens: Annotated[list[TokenId], msgspec.Meta(min_length=1, max_length=1 << 16)]
     choice: ChoiceIndex = 0
+
+
+class TokenDeltas(Message, frozen=True):
+    """As one by one, in this order: what a node has to say at once, as after a step with many requests in it."""
+
+    deltas: Annotated[list[TokenDelta], msgspec.Meta(min_length=1, max_length=MAX_DELTAS)]
 
 
 class ChoiceEnded(Message, frozen=True):
@@ -321,7 +328,7 @@ class Nack(Message, frozen=True):
     failure: Failure
 
 
-FromNode = NodeStatus | TokenDelta | ChoiceEnded | RequestEnded | Nack
+FromNode = NodeStatus | TokenDelta | TokenDeltas | ChoiceEnded | RequestEnded | Nack
 ToNode = StatusAck | DecodeRequest | Abort | Nack
 FromDecode = Hello | Ping | PrefillRequest | AbortTransfer | Nack
 ToDecode = Welcome | HelloRefused | Pong | PrefillAccepted | PrefillRefused | TransferFinished | Stopped | Nack

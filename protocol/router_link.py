@@ -4,16 +4,31 @@ Runs on the node's control thread. The node dials; the router answers every Node
 """
 
 import logging
-from collections.abc import Callable
-from typing import Any
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from itertools import groupby
+from typing import Any, cast
 
-from protocol.channel import ControlThread, Link
+from protocol.channel import ControlOverloaded, ControlThread, Link
 from protocol.logs import event
-from protocol.messages import Abort, DecodeRequest, Message, Nack, NodeStatus, StatusAck, ToNode
+from protocol.messages import (
+    MAX_DELTAS,
+    Abort,
+    DecodeRequest,
+    Message,
+    Nack,
+    NodeStatus,
+    StatusAck,
+    TokenDelta,
+    TokenDeltas,
+    ToNode,
+)
 
 MISSED_ACKS = 3
 REMIND_EVERY = 5
 """Ticks without any answer between two warnings."""
+MAX_UNSENT = 100_000
+"""Messages that wait for the control thread."""
 
 log = logging.getLogger(__name__)
 
@@ -38,6 +53,8 @@ class RouterLink:
         self._router_instance: str | None = None
         self._missed = 0
         self._refusal: str | None = None
+        self._lock = threading.Lock()
+        self._unsent: list[Message] = []
 
     @property
     def registered(self) -> bool:
@@ -55,9 +72,15 @@ class RouterLink:
         self._control.send_now(self._link, self._status())
 
     def send(self, message: Message) -> None:
-        """From any thread, in order."""
-        assert self._link is not None
-        self._control.send(self._link, message)
+        """From any thread, in order. Tokens that wait for the same turn of the control thread share a frame: with one
+        for each, heartbeats would stand in line behind thousands. Raises ControlOverloaded if that thread hangs."""
+        with self._lock:
+            if len(self._unsent) >= MAX_UNSENT:
+                raise ControlOverloaded(f"the control thread has {MAX_UNSENT} messages to send")
+            self._unsent.append(message)
+            first = len(self._unsent) == 1
+        if first:
+            self._control.post(self._send_waiting)
 
     def on_tick(self) -> None:
         self.announce()
@@ -67,6 +90,13 @@ class RouterLink:
         elif self._router_instance is None and self._missed % REMIND_EVERY == 0:
             hint = "not running there, not reachable, or another cluster key"
             event(log, "router does not answer", logging.WARNING, address=self._address, hint=hint)
+
+    def _send_waiting(self) -> None:
+        assert self._link is not None
+        with self._lock:
+            waiting, self._unsent = self._unsent, []
+        for message in _packed(waiting):
+            self._control.send_now(self._link, message)
 
     def _receive(self, link: Link, sender: bytes, message: Any) -> None:
         match message:
@@ -89,3 +119,14 @@ class RouterLink:
         event(log, "router lost", logging.WARNING, router_instance=self._router_instance, reason=reason)
         self._router_instance = None
         self._on_lost()
+
+
+def _packed(messages: Iterable[Message]) -> Iterator[Message]:
+    """The same in the same order, neighbouring tokens in one message."""
+    for are_tokens, run in groupby(messages, key=lambda message: isinstance(message, TokenDelta)):
+        if are_tokens:
+            deltas = cast(list[TokenDelta], list(run))
+            parts = (deltas[at : at + MAX_DELTAS] for at in range(0, len(deltas), MAX_DELTAS))
+            yield from (TokenDeltas(deltas=part) if len(part) > 1 else part[0] for part in parts)
+        else:
+            yield from run

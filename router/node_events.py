@@ -20,14 +20,15 @@ from protocol.messages import (
     RequestEnded,
     StatusAck,
     TokenDelta,
+    TokenDeltas,
 )
 from router.dispatch import Dispatcher
 from router.membership import Membership
 from router.node_channel import NodeChannel
 
 SWEEP_S = 0.25
-FRAMES_PER_TURN = 100
-"""After so many frames the loop serves others."""
+MESSAGES_PER_TURN = 100
+"""After so many the loop serves others; a frame may hold several."""
 
 log = logging.getLogger(__name__)
 
@@ -65,23 +66,28 @@ class NodeEvents:
                 await task
         self._tasks = []
 
-    def on_frame(self, sender: bytes, frame: bytes) -> None:
-        """One frame of one node; never raises for what the frame holds."""
+    def on_frame(self, sender: bytes, frame: bytes) -> int:
+        """One frame of one node; never raises for what the frame holds. Returns how many messages that was."""
         instance = sender.decode(errors="replace")
         try:
             message: Any = decode(frame, FromNode)
         except BadFrame as error:
             self._drop("bad_frame", instance, str(error))
             self._channel.send(instance, Nack(failure=Failure(FailureCode.UNSUPPORTED, str(error)[:1000])))
-            return
+            return 1
         match message:
             case NodeStatus():
                 self._on_status(instance, message)
             case TokenDelta() | ChoiceEnded() | RequestEnded():
                 self._dispatcher.on_message(instance, message)
+            case TokenDeltas():
+                for delta in message.deltas:
+                    self._dispatcher.on_message(instance, delta)
+                return len(message.deltas)
             case Nack():
                 event(log, "node refused a frame", logging.WARNING, instance=instance, reason=message.failure.message)
                 self._dispatcher.on_refused(instance)
+        return 1
 
     def sweep(self) -> None:
         for lost in self._membership.sweep(self._clock()):
@@ -89,8 +95,9 @@ class NodeEvents:
 
     async def _read(self) -> None:
         while True:
-            for _ in range(FRAMES_PER_TURN):
-                self.on_frame(*await self._channel.receive())
+            messages = 0
+            while messages < MESSAGES_PER_TURN:
+                messages += self.on_frame(*await self._channel.receive())
             await asyncio.sleep(0)
 
     async def _watch(self) -> None:

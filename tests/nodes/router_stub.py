@@ -21,6 +21,7 @@ from protocol.messages import (
     Role,
     StatusAck,
     TokenDelta,
+    TokenDeltas,
 )
 from protocol.sampling import SamplingParams
 
@@ -126,6 +127,9 @@ class RouterStub:
                 with self._registered:
                     self.nodes[message.instance] = message
                     self._registered.notify_all()
+            case TokenDeltas():
+                for delta in message.deltas:
+                    self._receive(link, sender, delta)
             case TokenDelta() | ChoiceEnded() | RequestEnded() if message.request in self.answers:
                 self._answer(self.answers[message.request], message)
             case _:

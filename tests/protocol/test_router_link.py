@@ -9,16 +9,20 @@ import pytest
 from protocol import PROTOCOL_VERSION
 from protocol.channel import ControlThread, Link
 from protocol.messages import (
+    MAX_DELTAS,
     Abort,
+    ChoiceEnded,
     DecodeRequest,
     Failure,
     FailureCode,
+    FinishReason,
     Message,
     Nack,
     NodeStatus,
     Role,
     StatusAck,
     TokenDelta,
+    TokenDeltas,
     ToNode,
 )
 from protocol.router_link import MISSED_ACKS, RouterLink
@@ -58,9 +62,12 @@ REQUEST = DecodeRequest(
 
 
 class FakeControl:
-    """Keeps what was sent; the test is the router."""
+    """Keeps what was sent; the test is the router. What is posted runs at once, or with the next `turn` if it is
+    `busy`."""
 
     def __init__(self) -> None:
+        self.busy = False
+        self.posted: list[Callable[[], None]] = []
         self.sent: list[Message] = []
         self.dialled: list[str] = []
         self.answer: Callable[[Message], None] = lambda _: None
@@ -76,8 +83,15 @@ class FakeControl:
         self.sent.append(message)
         return True
 
-    def send(self, link: Link, message: Message) -> None:
-        self.sent.append(message)
+    def post(self, action: Callable[[], None]) -> None:
+        self.posted.append(action)
+        if not self.busy:
+            self.turn()
+
+    def turn(self) -> None:
+        posted, self.posted = self.posted, []
+        for action in posted:
+            action()
 
 
 class World:
@@ -197,3 +211,23 @@ def test_answers_leave_in_order(world: World) -> None:
     for delta in deltas:
         world.link.send(delta)
     assert world.control.sent[1:] == deltas
+
+
+def test_tokens_that_wait_for_the_same_turn_share_a_frame(world: World) -> None:
+    deltas = [TokenDelta(request="A", index=i, tokens=[i]) for i in range(4)]
+    end = ChoiceEnded(request="A", choice=0, reason=FinishReason.STOP)
+    world.control.busy = True
+    for message in (*deltas[:3], end, deltas[3]):
+        world.link.send(message)
+    assert len(world.control.posted) == 1
+    world.control.turn()
+    assert world.control.sent[1:] == [TokenDeltas(deltas=deltas[:3]), end, deltas[3]]
+
+
+def test_a_frame_holds_so_many_tokens_and_no_more(world: World) -> None:
+    deltas = [TokenDelta(request="A", index=i, tokens=[i]) for i in range(MAX_DELTAS + 1)]
+    world.control.busy = True
+    for delta in deltas:
+        world.link.send(delta)
+    world.control.turn()
+    assert world.control.sent[1:] == [TokenDeltas(deltas=deltas[:MAX_DELTAS]), deltas[MAX_DELTAS]]

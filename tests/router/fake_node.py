@@ -27,6 +27,7 @@ from protocol.messages import (
     Role,
     StatusAck,
     TokenDelta,
+    TokenDeltas,
     ToNode,
 )
 
@@ -151,8 +152,10 @@ class FakeNode:
         os.close(self._wake)
 
     def say(self, message: msgspec.Struct) -> None:
-        if isinstance(message, TokenDelta):
-            self._said[message.request] += len(message.tokens)
+        deltas = message.deltas if isinstance(message, TokenDeltas) else [message]
+        for delta in deltas:
+            if isinstance(delta, TokenDelta):
+                self._said[delta.request] += len(delta.tokens)
         self.say_bytes(encode(message))
 
     def say_bytes(self, frame: bytes) -> None:

@@ -10,7 +10,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from protocol import PROTOCOL_VERSION
 from protocol.curve import new_cluster_key
-from protocol.messages import Abort, DecodeRequest, FinishReason, Nack, Role, TokenDelta
+from protocol.messages import Abort, DecodeRequest, FinishReason, Nack, Role, TokenDelta, TokenDeltas
 from tests.router.conftest import REPLY, end_token
 from tests.router.fake_node import FakeNode, answer, stall
 from tests.router.running_router import RunningRouter
@@ -117,6 +117,19 @@ def test_tokens_for_an_unknown_request_are_dropped_counted_and_answered_with_abo
     node.say(TokenDelta(request="nobody's", index=0, tokens=[5]))
     assert node.was_aborted("nobody's")
     assert router.metric(DROPPED, '{reason="unknown_request"}') == 1
+
+
+def test_tokens_that_share_a_frame_count_one_by_one(router: RunningRouter) -> None:
+    def answer_at_once(node: FakeNode, request: DecodeRequest) -> None:
+        tokens = enumerate(router.tokenizer.encode(REPLY))
+        deltas = [TokenDelta(request=request.request, index=index, tokens=[token]) for index, token in tokens]
+        stray = TokenDelta(request="nobody's", index=0, tokens=[5])
+        node.say(TokenDeltas(deltas=[*deltas[:1], stray, *deltas[1:]]))
+        node.end(request, FinishReason.LENGTH)
+
+    node = router.node(answer_at_once)
+    assert router.http.post("/v1/completions", json=BODY).json()["choices"][0]["text"] == REPLY
+    assert node.was_aborted("nobody's")
 
 
 def test_a_node_cannot_speak_for_another_nodes_request(router: RunningRouter) -> None:
