@@ -15,6 +15,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import msgspec
+import zmq
 
 from kv_messenger.pump import Pump
 from kv_messenger.receiver import Receiver
@@ -49,10 +50,10 @@ def probe_in_thread(address: str, then: Callable[[bool], None]) -> None:
 
 
 def _refuses(address: str) -> bool:
-    where = urlsplit(address)
     try:
+        where = urlsplit(address)
         socket.create_connection((where.hostname or "", where.port or 0), PROBE_TIMEOUT_S).close()
-    except ConnectionRefusedError:
+    except (ConnectionRefusedError, ValueError):  # the latter: where there can be no socket, as at port 99999
         return True
     except OSError as error:
         event(log, "prefill node unreachable", logging.WARNING, address=address, error=str(error))
@@ -102,13 +103,21 @@ class PrefillLinks:
                 self._probe(peer.address.address, partial(self._probed, peer))
 
     def _send_now(self, address: PrefillAddress, message: msgspec.Struct) -> None:
-        peer = self._peers.get(address.instance)
-        if peer is None:
+        peer = self._peers.get(address.instance) or self._dial(address)
+        if peer is not None:
+            self._control.send_now(peer.link, message)
+
+    def _dial(self, address: PrefillAddress) -> _Peer | None:
+        """None where that is no address: nobody can listen there."""
+        try:
             link = self._control.dial(
                 address.address, ToDecode, lambda _, __, got: self._receive(address.instance, got)
             )
-            peer = self._peers[address.instance] = _Peer(address, link, self._clock())
-        self._control.send_now(peer.link, message)
+        except zmq.ZMQError as error:
+            self._proven_dead(address.instance, str(error))
+            return None
+        peer = self._peers[address.instance] = _Peer(address, link, self._clock())
+        return peer
 
     def _hang_up_now(self, instance: str) -> None:
         peer = self._peers.pop(instance, None)

@@ -89,13 +89,18 @@ class ControlThread:
         return self._add(Link(socket, expected, handler, bound=True)), cast(bytes, socket.last_endpoint).decode()
 
     def dial(self, address: str, expected: Any, handler: Handler) -> Link:
-        """A socket to one peer; reconnects by itself, and drops what was queued for a peer that is away."""
+        """A socket to one peer; reconnects by itself, and drops what was queued for a peer that is away. Raises
+        zmq.ZMQError for what is no address."""
         socket = self._socket(zmq.DEALER)
         socket.routing_id = self._identity
         socket.reconnect_ivl = 100
         socket.reconnect_ivl_max = 1000
         self._key.secure_client(socket)
-        socket.connect(address)
+        try:
+            socket.connect(address)
+        except zmq.ZMQError:
+            socket.close()
+            raise
         return self._add(Link(socket, expected, handler, bound=False))
 
     def hang_up(self, link: Link) -> None:

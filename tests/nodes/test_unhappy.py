@@ -261,6 +261,18 @@ def test_a_router_that_restarts_finds_no_work_of_its_predecessor(tiny_model: Pat
         cluster.wait_pages_returned()
 
 
+def test_a_prefill_node_at_what_is_no_address_is_passed_over(tiny_model: Path, oracle: Oracle, seed: int) -> None:
+    with Cluster(tiny_model, open_named("net"), Shape()).start() as cluster:
+        nowhere = [PrefillAddress(f"instance-{i}", "nowhere", no) for i, no in enumerate(["nowhere", "tcp://host"])]
+        _, answer = cluster.router.ask(
+            prompt := prompt_of(40, seed), FEW, prefills=[*nowhere, *cluster.router.prefills()]
+        )
+        assert answer.result().failure is None and answer.result().ledger.attempts == 3
+        assert answer.tokens == oracle.greedy(prompt, 4)
+        cluster.wait_pages_returned()
+        assert cluster.decode[0].resources()["prefill_links"] == 1
+
+
 def test_random_aborts_leave_every_page_slot_and_region_as_it_was(tiny_model: Path, oracle: Oracle, seed: int) -> None:
     rng = random.Random(seed)
     with Cluster(tiny_model, open_named("reordering", seed), Shape(decode_blocks=24)).start() as cluster:
