@@ -2,7 +2,7 @@
 
 import multiprocessing
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import psutil
 import pytest
@@ -25,6 +25,13 @@ from tests.tiny_model import save_weights
 BATCH_TOKENS = 1024
 BUDGET = 512 << 20
 CONTEXT = 1 << 20
+LATENT = {
+    "kv_lora_rank": 64,
+    "qk_nope_head_dim": 64,
+    "v_head_dim": 64,
+    "first_k_dense_replace": 3,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
+}
 
 
 class Peak(NamedTuple):
@@ -59,11 +66,18 @@ def peak_resident() -> int:
 
 
 @pytest.mark.slow
-def test_the_peak_of_a_full_cache_and_the_largest_forward_is_within_five_percent(tmp_path: Path) -> None:
-    directory = save_weights(
-        tmp_path / "model", hidden_size=256, intermediate_size=768, head_dim=32, max_position_embeddings=CONTEXT
-    )
+@pytest.mark.parametrize(
+    ("family", "sizes", "least"),
+    [("llama", {"head_dim": 32}, 0.7), ("deepseek_v3", LATENT, 0.55)],
+    ids=["kv", "latent"],
+)
+def test_the_peak_of_a_full_cache_and_the_largest_forward_is_within_five_percent(
+    tmp_path: Path, family: str, sizes: dict[str, Any], least: float
+) -> None:
+    """The formula adds masks in the making and what latent vectors are expanded to, though these never coexist."""
+    sizes = {"hidden_size": 256, "intermediate_size": 768, "max_position_embeddings": CONTEXT, **sizes}
+    directory = save_weights(tmp_path / "model", family, **sizes)
     with multiprocessing.get_context("spawn").Pool(1) as child:
         peak = child.apply(fill_and_run, (directory,))
     assert peak.taken <= 1.05 * peak.budget, peak
-    assert peak.taken >= 0.7 * peak.budget, f"the cache could have been larger: {peak}"
+    assert peak.taken >= least * peak.budget, f"the cache could have been larger: {peak}"
