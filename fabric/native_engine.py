@@ -180,7 +180,9 @@ class LibfabricEngine(TransferEngine):
         return raw
 
     def provider_of(self, endpoint: Landing | Sending) -> str:
-        return SAME_HOST if self._lib.kf_is_same_host(self._find(endpoint).raw) else self.provider
+        raw = self._find(endpoint).raw
+        # C is asked only where there is a choice: each call gives the GIL away, and waits for it afterwards
+        return SAME_HOST if self._same_host and self._lib.kf_is_same_host(raw) else self.provider
 
     def fence_needs_dead_peer(self, landing: Landing) -> bool:
         return bool(self._lib.kf_closes_dead_only(self._open())) and self.provider_of(landing) != SAME_HOST

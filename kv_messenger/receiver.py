@@ -288,8 +288,8 @@ class Receiver:
         self.counters.arrived += 1
         self.counters.writes += writes
         self.counters.bytes += moved
-        log_event(log, "kv arrived", request=key.request, attempt=key.attempt, writes=writes, bytes=moved)
         self._owner(attempt).kv_arrived(Arrival(key, writes, moved, attempt.arrived_ns, attempt.provider))
+        log_event(log, "kv arrived", request=key.request, attempt=key.attempt, writes=writes, bytes=moved)
 
     def _compare(self, attempt: Attempt) -> Failure | None:
         """Debug mode: what arrived in each replica set, against its source's checksums."""

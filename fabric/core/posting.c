@@ -240,6 +240,7 @@ bool kf_drain(kf_engine *engine, kf_port *port, int64_t now) {
             kf_read_failure(engine, port, now);
         else if (count <= 0)
             break;
+        now = kf_now(); /* reading may take its time: some providers move bytes meanwhile */
         for (ssize_t i = 0; i < count; i++) kf_read_success(engine, port, &entries[i], now);
         any = true;
     }
