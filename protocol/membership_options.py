@@ -68,7 +68,8 @@ def _cpus(text: str) -> frozenset[int]:
     cpus: set[int] = set()
     for part in text.split(","):
         first, dash, last = part.partition("-")
-        if not (first.isdigit() and (last.isdigit() or not dash)):
+        known = first.isdecimal() and (last.isdecimal() or not dash)
+        if not known or int(last or first) < int(first):
             raise argparse.ArgumentTypeError(f"{text!r} is no list of CPUs: write 0-3,8")
         cpus.update(range(int(first), int(last or first) + 1))
     return frozenset(cpus)
@@ -103,6 +104,30 @@ def add_membership_options(parser: argparse.ArgumentParser, default_name: str) -
         default="127.0.0.1",
         help="interface of its sockets and data plane (default: %(default)s)",
     )
+    _add_data_plane_options(group)
+    group.add_argument(
+        "--status-port",
+        type=port_number,
+        default=0,
+        help="port of the status pages: /health, ... (default: any)",
+    )
+    group.add_argument(
+        "--max-queue",
+        type=_positive,
+        default=256,
+        help="requests that may wait, for each engine (default: %(default)s)",
+    )
+    group.add_argument(
+        "--drain",
+        type=_seconds,
+        default=30.0,
+        metavar="S",
+        help="grace at SIGTERM (default: %(default)s)",
+    )
+    group.add_argument("--test-gates", metavar="SOCKET", help=argparse.SUPPRESS)
+
+
+def _add_data_plane_options(group: "argparse._ArgumentGroup") -> None:
     group.add_argument(
         "--provider",
         help="libfabric provider: net, tcp;ofi_rxm, efa, verbs;ofi_rxm, ... (default: the best there is)",
@@ -126,26 +151,6 @@ def add_membership_options(parser: argparse.ArgumentParser, default_name: str) -
         action="store_true",
         help="move KV over the provider also between nodes of this host, not through shared memory",
     )
-    group.add_argument(
-        "--status-port",
-        type=port_number,
-        default=0,
-        help="port of the status pages: /health, ... (default: any)",
-    )
-    group.add_argument(
-        "--max-queue",
-        type=_positive,
-        default=256,
-        help="requests that may wait, for each engine (default: %(default)s)",
-    )
-    group.add_argument(
-        "--drain",
-        type=_seconds,
-        default=30.0,
-        metavar="S",
-        help="grace at SIGTERM (default: %(default)s)",
-    )
-    group.add_argument("--test-gates", metavar="SOCKET", help=argparse.SUPPRESS)
 
 
 def membership_from(arguments: argparse.Namespace) -> Membership:

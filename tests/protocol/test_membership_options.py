@@ -25,7 +25,8 @@ def test_nics_and_cores_are_lists() -> None:
 
 
 @pytest.mark.parametrize(
-    "words", [("--nics", "a,,b"), ("--nics", ""), ("--cores", "0-"), ("--cores", "x"), ("--cores", "")]
+    "words",
+    [("--nics", "a,,b"), ("--nics", ""), ("--cores", "0-"), ("--cores", "x"), ("--cores", ""), ("--cores", "5-3")],
 )
 def test_what_is_no_list_is_refused(words: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
