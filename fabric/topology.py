@@ -66,12 +66,8 @@ def distance(machine: Machine, a: PciDevice, b: PciDevice) -> Distance:
     return Distance(Level.NUMA if numa is not None and numa == machine.numa(b) else Level.SYSTEM)
 
 
-def candidates(machine: Machine, names: Collection[str] | None = None) -> list[Nic]:
-    """The NICs that may carry pages: those with these names; without any, RDMA devices with a link, or if there are
-    none plain interfaces with one. Raises KeyError with a name that no NIC has."""
-    if names is not None:
-        by_name = {nic.name: nic for nic in machine.nics}
-        return [by_name[name] for name in names]
+def candidates(machine: Machine) -> list[Nic]:
+    """The NICs that may carry pages: RDMA devices with a link, or if there are none plain interfaces with one."""
     active = [nic for nic in machine.nics if nic.active]
     return [nic for nic in active if nic.rdma] or active
 
