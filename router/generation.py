@@ -84,8 +84,8 @@ class TextGenerator:
                         yield said
                         continue
                     progress = choices.take(said)
-                    for event in self._told(request, run, choices, progress):
-                        yield event
+                    for told in self._told(request, run, choices, progress):
+                        yield told
                     if choices.over:
                         yield await self._end(request, run, choices, progress, said)
                         return
