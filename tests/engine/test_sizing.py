@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import Gemma2Config, GptOssConfig, LlamaConfig, Qwen3MoeConfig
+from transformers import DeepseekV3Config, Gemma2Config, GptOssConfig, LlamaConfig, Qwen3MoeConfig
 
 from engine.geometry import AttentionType, CacheGeometry, LayerGroup
 from engine.sizing import (
@@ -82,6 +82,21 @@ def test_a_models_own_numbers_are_taken_from_its_configuration() -> None:
     use = sizes.on_cuda(TWO_LAYERS, max_requests=3, asynchronous=False, workspace=7)
     assert use.fixed == 2 * 4096 + 3 * HEAD + 7, "the head sees three rows"
     assert (use.layer, use.gathered, use.pair) == (2 * (2 * 64 + 3 * 8 * 48), 128, 0)
+
+
+def test_latent_vectors_are_expanded_for_all_rows_at_once() -> None:
+    config = DeepseekV3Config(num_attention_heads=4, kv_lora_rank=24, qk_nope_head_dim=16, v_head_dim=12)
+    config.update({"qk_rope_head_dim": 8, "max_position_embeddings": 512})
+    sizes = ModelSizes.of(config)
+    assert sizes.expanded == (16 + 12) + 2 * (16 + 8), (
+        "the projection's K and V; keys with their rotary part, and as wide V"
+    )
+    latents = dataclasses.replace(TWO_LAYERS, kv_heads=1, head_dim=32, parts=1)
+    use = sizes.on_cpu(latents, max_requests=3, asynchronous=False)
+    assert use.gathered == 2 * (2 * 32 + 4 * sizes.expanded)
+    more = use.footprint(64, 301) - use.footprint(64, 300)
+    assert more == use.per_chunk + use.chunk_tokens * use.gathered, "masks are of the longest row alone"
+    assert sizes.divided(2).on_cpu(latents, 3, asynchronous=False).gathered == 2 * (2 * 32 + 2 * sizes.expanded)
 
 
 def test_softcaps_and_sinks_keep_every_heads_scores_on_a_cpu() -> None:

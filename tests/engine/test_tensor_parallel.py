@@ -1,7 +1,7 @@
 """How heads and features are divided, and which divisions are refused."""
 
 import pytest
-from transformers import LlamaConfig
+from transformers import DeepseekV3Config, LlamaConfig
 
 from engine.errors import UnsupportedModel
 from engine.tensor_parallel import Shard, check_divisible, kv_heads_per_rank
@@ -32,6 +32,13 @@ def test_every_query_head_finds_its_kv_head_on_its_own_rank(world: int, kv_heads
         assert [held[index] for index in local] == [query // (heads // kv_heads) for query in mine]
         seen += mine
     assert seen == list(queries)
+
+
+def test_latent_vectors_are_every_ranks() -> None:
+    config = DeepseekV3Config(num_attention_heads=8, intermediate_size=96, moe_intermediate_size=32)
+    check_divisible(config, 8)
+    with pytest.raises(UnsupportedModel, match=r"8 query heads, 1 KV heads .* choose --tp 1, 2, 4, 8$"):
+        check_divisible(config, 3)
 
 
 def test_more_ranks_than_kv_heads_hold_neighbouring_copies() -> None:
