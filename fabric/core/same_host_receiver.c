@@ -133,7 +133,7 @@ static char *kf_find_target(const kf_engine *engine, const kf_descriptor *descri
         uint64_t offset = descriptor->target - region->base; /* huge where the target is below */
         if (region->key != descriptor->target_key || region->device) continue;
         bool inside = offset <= region->length && descriptor->length <= region->length - offset;
-        return inside ? (char *)region->address + offset : NULL;
+        if (inside) return (char *)region->address + offset; /* else another's: keys are of a rail, and may recur */
     }
     return NULL;
 }

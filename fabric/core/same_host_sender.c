@@ -14,27 +14,28 @@ static uint64_t kf_power_of_two(uint64_t at_least) {
     return power;
 }
 
-static int kf_offer_ring(kf_local_sender *sender, kf_error *error) {
-    int rc = kf_create_ring(sender->slots, &sender->ring_map);
-    if (rc) return kf_set_error(error, "memfd_create", rc), rc;
-    int file = (int)sender->ring_map.number;
-    sender->ring = (kf_ring *)sender->ring_map.base;
+static int kf_offer_ring(const kf_engine *engine, kf_local_sender *sender, const char *name, size_t size, int ring,
+                         kf_error *error) {
+    sender->socket = kf_dial_locally(name, size);
+    if (sender->socket < 0) return kf_set_error(error, "connect", sender->socket), sender->socket;
     kf_packet offer = {.kind = KF_OFFER_RING, .length = sender->slots};
-    rc = kf_send_packet(sender->socket, &offer, file);
-    close(file);
-    if (rc) kf_set_error(error, "sendmsg", rc);
-    return rc;
+    int rc = kf_send_packet(sender->socket, &offer, ring);
+    return rc ? kf_set_error(error, "sendmsg", rc), rc : kf_watch_fd(engine, sender->socket, error);
 }
 
+/* The ring first: a receiver that we connect to and then leave for the provider's way would take us for dead. */
 static int kf_open_sender(const kf_engine *engine, kf_local_sender *sender, const char *name, size_t size,
                           kf_error *error) {
     sender->slots = kf_power_of_two(engine->options.endpoint_cap);
     sender->sent = calloc(sender->slots, sizeof *sender->sent);
     if (!sender->sent) return kf_set_error(error, "calloc", ENOMEM), -ENOMEM;
-    sender->socket = kf_dial_locally(name, size);
-    if (sender->socket < 0) return kf_set_error(error, "connect", sender->socket), sender->socket;
-    int rc = kf_watch_fd(engine, sender->socket, error);
-    return rc ? rc : kf_offer_ring(sender, error);
+    int rc = kf_create_ring(sender->slots, &sender->ring_map);
+    if (rc) return kf_set_error(error, "memfd_create", rc), rc;
+    int file = (int)sender->ring_map.number;
+    sender->ring = (kf_ring *)sender->ring_map.base;
+    rc = kf_offer_ring(engine, sender, name, size, file, error);
+    close(file);
+    return rc;
 }
 
 /* Connects at once. Not 0, with the reason, where no process of this user listens there: it is on another host, in

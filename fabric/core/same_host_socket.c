@@ -78,7 +78,6 @@ int kf_send_packet(int socket, const kf_packet *packet, int file) {
     return sendmsg(socket, &message, MSG_DONTWAIT | MSG_NOSIGNAL) == (ssize_t)sizeof *packet ? 0 : -errno;
 }
 
-/* The kernel closes descriptors that find no room here. */
 static int kf_file_of(struct msghdr *message) {
     struct cmsghdr *header = CMSG_FIRSTHDR(message);
     int file = -1;
@@ -92,7 +91,8 @@ static int kf_file_of(struct msghdr *message) {
  * -EPROTO: no packet of ours. */
 int kf_receive_packet(int socket, kf_packet *packet, int *file) {
     struct iovec bytes = {.iov_base = packet, .iov_len = sizeof *packet};
-    _Alignas(struct cmsghdr) char control[CMSG_SPACE(sizeof *file)];
+    /* Room for one descriptor, not for what CMSG_SPACE rounds it up to: the kernel closes those that find none. */
+    _Alignas(struct cmsghdr) char control[CMSG_LEN(sizeof *file)];
     struct msghdr message = {
         .msg_iov = &bytes, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof control};
     ssize_t size = recvmsg(socket, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
