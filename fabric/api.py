@@ -277,7 +277,8 @@ class TransferEngine(ABC):
     def progress(self, timeout: float) -> list[Event]:
         """Poll words, post, drain completions and count immediates, with the GIL released, until an event is
         there, `wake` is called, or `timeout` seconds have passed. Sleeps on file descriptors while nothing is
-        armed. Never raises for the network."""
+        armed. Never raises for the network. Between two calls an engine may go on with all of that by itself; events
+        wait for the next one."""
 
     @abstractmethod
     def wake(self) -> None:

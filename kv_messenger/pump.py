@@ -1,4 +1,4 @@
-"""The KV messenger's thread: the only one that touches the fabric.
+"""The KV messenger's thread: the only one that calls the fabric.
 
 One turn: run what other threads submitted, let the fabric poll, post, drain and count (in C, without the GIL), hand
 its events to the owner, and tick the clock. Between events it sleeps inside `progress`.
