@@ -36,7 +36,7 @@ class TextDelta:
 
 
 @dataclass(frozen=True, slots=True)
-class ChoiceEnded:
+class TextChoiceEnded:
     """One choice of several is complete, and others are not. `finish_reason`: "stop" or "length"."""
 
     choice: int
@@ -55,7 +55,7 @@ class TextEnded:
     times: Times
 
 
-TextEvent = TextDelta | ChoiceEnded | Restarted | Idle | TextEnded
+TextEvent = TextDelta | TextChoiceEnded | Restarted | Idle | TextEnded
 
 
 class TextGenerator:
@@ -97,7 +97,7 @@ class TextGenerator:
 
     def _told(
         self, request: TextRequest, run: Run, choices: Choices, progress: Progress
-    ) -> Iterator[TextDelta | ChoiceEnded]:
+    ) -> Iterator[TextDelta | TextChoiceEnded]:
         """A choice that ended by a stop string ends on its node, too."""
         if progress.text or progress.finish_reason:
             run.tokens_shown = request.shows_text_early
@@ -105,7 +105,7 @@ class TextGenerator:
             yield TextDelta(progress.choice, progress.text)
         if progress.finish_reason and not choices.over:
             run.stop_choice(progress.choice)
-            yield ChoiceEnded(progress.choice, progress.finish_reason)
+            yield TextChoiceEnded(progress.choice, progress.finish_reason)
 
     async def _end(
         self, request: TextRequest, run: Run, choices: Choices, last: Progress, said: Tokens | ChoiceDone | Ended

@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from router.config import RouterConfig
 from router.disconnect import unless_gone
-from router.generation import ChoiceEnded, TextDelta, TextEnded, TextGenerator, TextRequest
+from router.generation import TextChoiceEnded, TextDelta, TextEnded, TextGenerator, TextRequest
 from router.ledger import HEADER as LEDGER_HEADER
 from router.ledger import report
 from router.openai import errors
@@ -131,7 +131,7 @@ class Serving:
                         choices[text_event.choice].text.append(text_event.text)
                     elif isinstance(text_event, Restarted):
                         choices = _no_text(exchange)
-                    elif isinstance(text_event, ChoiceEnded | TextEnded):
+                    elif isinstance(text_event, TextChoiceEnded | TextEnded):
                         choices[text_event.choice].finish_reason = text_event.finish_reason
                         ended = text_event
         except RequestFailed as failed:
@@ -150,7 +150,7 @@ class Serving:
                         yield event_bytes(reply.text_chunk(text_event.choice, text_event.text))
                     elif isinstance(text_event, Idle):
                         yield KEEP_ALIVE
-                    elif isinstance(text_event, ChoiceEnded):
+                    elif isinstance(text_event, TextChoiceEnded):
                         yield event_bytes(reply.last_chunk(text_event.choice, text_event.finish_reason, {}))
                     elif isinstance(text_event, TextEnded):
                         choice, extra = text_event.choice, exchange.extra(text_event)
