@@ -91,7 +91,7 @@ class ReceiverTransfer:
         if count != self.expected:
             return []
         self.arrived = True
-        return self._decide_if_whole() + self._close()
+        return self._end_if_whole()
 
     def on_finished(self, now: float, posted: int, checksums: bytes | None) -> list[Action]:
         """The sender has seen all its writes complete."""
@@ -102,7 +102,7 @@ class ReceiverTransfer:
             failure = Failure(FailureCode.TRANSFER_FAILED, f"sender posted {posted} writes, expected {self.expected}")
             return self._decide(Outcome.FAILED, failure) + self._settle(now, posted)
         if self.arrived:
-            return self._decide_if_whole()
+            return self._end_if_whole()
         self._fence_at(now + SETTLE_DEADLINE_S, f"{posted} writes finished but not all counted")
         return []
 
@@ -155,10 +155,11 @@ class ReceiverTransfer:
             return self.abort(now, Failure(FailureCode.DEADLINE, "the KV did not arrive before the deadline"))
         return []
 
-    def _decide_if_whole(self) -> list[Action]:
-        if self.verified and not self.finished:
+    def _end_if_whole(self) -> list[Action]:
+        """Verified: only with the sender's last word, for its pages must not go to others before they were compared."""
+        if self.verified and self.final_posted is None:
             return []
-        return self._decide(Outcome.ARRIVED, None)
+        return self._decide(Outcome.ARRIVED, None) + self._close()
 
     def _decide(self, outcome: Outcome, failure: Failure | None) -> list[Action]:
         if self.decided is not None:

@@ -129,9 +129,21 @@ def test_the_deadline_stops_the_sender() -> None:
 
 def test_in_debug_mode_arrival_waits_for_the_checksums() -> None:
     verified = transfer(verified=True)
-    assert verified.on_arrived(10) == [AccountClosed()]
+    assert verified.on_arrived(10) == []
     actions = verified.on_finished(1.0, 10, b"sums")
     assert outcomes(actions) == [Outcome.ARRIVED] and verified.checksums == b"sums"
+    assert actions[-1] == AccountClosed(), "its pages may go to others once they were compared, not before"
+
+
+def test_in_debug_mode_one_that_is_cancelled_before_its_checksums_closes_with_the_senders_last_word() -> None:
+    finishing, stopping = (transfer(verified=True) for _ in range(2))
+    for cancelled in (finishing, stopping):
+        cancelled.on_arrived(10)
+        actions = cancelled.abort(1.0, None)
+        assert outcomes(actions) == [Outcome.CANCELLED] and AskToStop() in actions and not closes(actions)
+    assert finishing.on_finished(2.0, 10, b"sums") == [AccountClosed()]
+    assert stopping.on_stopped(2.0, 10, None) == [Revise(10)]
+    assert stopping.on_arrived(10) == [AccountClosed()]
 
 
 def test_in_debug_mode_a_sender_lost_before_its_checksums_fails_the_transfer() -> None:
