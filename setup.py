@@ -15,4 +15,7 @@ class OptionalExtension(build_ext):
         super().run()
 
 
-setup(cffi_modules=["fabric/_build.py:ffi", "engine/_build.py:ffi"], cmdclass={"build_ext": OptionalExtension})
+setup(
+    cffi_modules=["fabric/_build.py:ffi", "engine/_build.py:ffi", "bench/_build.py:ffi"],
+    cmdclass={"build_ext": OptionalExtension},
+)
