@@ -148,7 +148,9 @@ kf_endpoint *kf_open_landing(kf_engine *engine, int64_t id, int same_host, kf_er
     if (!landing) return NULL;
     int failed = kf_open_ports(engine, landing, error);
     if (engine->cannot_map && engine->options.rail_count) same_host = false;
-    if (!failed && same_host) failed = kf_open_local_receiver(engine, landing, error);
+    int local = !failed && same_host ? kf_open_local_receiver(engine, landing, error) : 0;
+    if (local) kf_close_local_receiver(landing); /* no such sockets here (a sandbox): the provider is left, if any */
+    if (local && !engine->options.rail_count) failed = local;
     return kf_add_endpoint(engine, landing, failed);
 }
 

@@ -113,7 +113,7 @@ static void kf_receiver_gone(kf_engine *engine, kf_endpoint *endpoint, int code,
     kf_local_sender *sender = endpoint->sender;
     close(sender->socket);
     sender->socket = -1;
-    uint32_t refused = sender->ring->receiver.refused;
+    uint32_t refused = __atomic_load_n(&sender->ring->receiver.refused, __ATOMIC_ACQUIRE) & INT32_MAX;
     kf_error error;
     kf_set_error(&error, "same-host write", refused ? (int)refused : code);
     if (refused) snprintf(error.provider, sizeof error.provider, "the receiver refused a descriptor and all behind it");
