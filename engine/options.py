@@ -60,7 +60,7 @@ def add_engine_options(parser: argparse.ArgumentParser, alone: bool = False) -> 
     parser.set_defaults(device="cpu", dtype="float32", context=())
     _add_cache_options(group)
     _add_scheduling_options(group, alone)
-    checks = "check the poison when they are taken again" if alone else "compare page checksums on arrival"
+    checks = "check the poison when they are taken again" if alone else "on decode nodes compare checksums on arrival"
     group.add_argument("--debug-pages", action="store_true", help=f"poison freed pages and {checks} (slow)")
 
 

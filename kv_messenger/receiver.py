@@ -50,8 +50,8 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class Receiver:
-    """`hang_up` closes the control link to an instance. `debug`: compare checksums of what was moved before a request
-    may be resumed."""
+    """`hang_up` closes the control link to an instance. `debug`: want checksums of what was moved, and compare them
+    before a request may be resumed."""
 
     me: Introduction
     fabric: TransferEngine
@@ -222,7 +222,13 @@ class Receiver:
         remaining = max(0.0, attempt.transfer.deadline - self.clock())
         self.send(
             peer.address,
-            PrefillRequest(ticket=ticket, public_id=fetch.public_id, tokens=list(fetch.tokens), deadline_s=remaining),
+            PrefillRequest(
+                ticket=ticket,
+                public_id=fetch.public_id,
+                tokens=list(fetch.tokens),
+                deadline_s=remaining,
+                checksums=self.debug,
+            ),
         )
 
     def _known(self, instance: str, key: TransferKey) -> Attempt | None:

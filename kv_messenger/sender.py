@@ -63,7 +63,7 @@ class SenderCounters:
 
 @dataclass
 class Sender:
-    """`layout` is of every source's pools. `debug`: send checksums of what was moved."""
+    """`layout` is of every source's pools. `readable`: this process can read them, for checksums; not on a GPU."""
 
     instance: str
     compatibility: str
@@ -72,7 +72,7 @@ class Sender:
     sources: Sequence[Source]
     send: SendToPeer
     gates: Gates
-    debug: bool = False
+    readable: bool = True
     clock: Callable[[], float] = time.monotonic
     counters: SenderCounters = field(default_factory=SenderCounters)
     _sent: SentTable = field(default_factory=SentTable)
@@ -122,6 +122,10 @@ class Sender:
         session = self._sessions.get(key.instance)
         if session is None or session.landing != request.ticket.landing:
             self._refuse(key, Failure(FailureCode.STALE_PEER, "no session for this landing; say Hello first"))
+            return
+        if request.checksums and not self.readable:
+            why = "the decode node compares pages (--debug-pages), and this prefill node's are in a GPU's memory"
+            self._refuse(key, Failure(FailureCode.INCOMPATIBLE, why))
             return
         source = self._sent.least_busy(self.sources)
         plan = TransferPlan(
@@ -220,7 +224,7 @@ class Sender:
     def _accept(self, request: PrefillRequest, plan: TransferPlan, source: Source) -> None:
         key, tokens = request.ticket.key, request.tokens
         transfer = SenderTransfer(key, plan, time.monotonic_ns(), self.clock() + request.deadline_s)
-        self._sent.add(Sent(transfer, source))
+        self._sent.add(Sent(transfer, source, request.checksums))
         self.counters.accepted += 1
         log_event(log, "prefill accepted", request=key.request, public_id=request.public_id, tokens=len(tokens))
         self.send(key.instance, PrefillAccepted(instance=self.instance, key=key))
@@ -302,7 +306,7 @@ class Sender:
 
     def _checksums(self, sent: Sent) -> bytes | None:
         """Of the source's replica set that was assigned to each of the target's."""
-        if not self.debug:
+        if not sent.checksums:
             return None
         plan = sent.transfer.plan
         held = HeldPages(self.layout, sent.source.pools, sent.transfer.tables)

@@ -25,10 +25,11 @@ class _Batch:
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """A transfer, and the engine that computes it."""
+    """A transfer, and the engine that computes it. `checksums`: the decode node wants them of what it gets."""
 
     transfer: SenderTransfer
     source: Source
+    checksums: bool = False
 
 
 class SentTable:

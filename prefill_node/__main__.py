@@ -54,7 +54,7 @@ def build_node(config: PrefillConfig) -> PrefillNode:
         port=config.port,
         max_queue=member.max_queue,
         cores=placement.cores,
-        debug_pages=options.batching.debug_pages,
+        readable=options.device == "cpu",
     )
 
 

@@ -43,7 +43,7 @@ log = logging.getLogger(__name__)
 class PrefillNode:
     """`engines`, `fabric` and `memory` (each engine's, registered) are handed in ready-made and owned from then on.
     `port`: where decode nodes dial, 0 takes any. `max_queue`: prompts that may wait, in each engine.
-    `cores`: CPUs of the messenger's thread."""
+    `cores`: CPUs of the messenger's thread. `readable`: this process can read the engines' pages."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class PrefillNode:
         port: int = 0,
         max_queue: int = 256,
         cores: Collection[int] | None = None,
-        debug_pages: bool = False,
+        readable: bool = True,
     ) -> None:
         self._membership = membership
         self._model = model
@@ -82,7 +82,7 @@ class PrefillNode:
             ],
             send=self._peers.send,
             gates=gates,
-            debug=debug_pages,
+            readable=readable,
         )
         self._pump = Pump(fabric, self._sender, cores)
         for prefills in self._prefills:

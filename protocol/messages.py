@@ -261,12 +261,13 @@ class Pong(Message, frozen=True):
 
 class PrefillRequest(Message, frozen=True):
     """Run `tokens` (the prompt without its last token) and write its KV, and what was made of the last of them, as the
-    ticket says."""
+    ticket says. `checksums`: TransferFinished is to have them."""
 
     ticket: TransferTicket
     public_id: PublicId
     tokens: Prompt
     deadline_s: Seconds
+    checksums: bool = False
 
 
 class PrefillAccepted(Message, frozen=True):
@@ -300,7 +301,7 @@ class PrefillTimes(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
 
 
 class TransferFinished(Message, frozen=True):
-    """All `posted` writes completed locally. `checksums` (debug mode): CRC-32 of the tokens that belong into each page
+    """All `posted` writes completed locally. `checksums` (if wanted): CRC-32 of the tokens that belong into each page
     of the ticket; by the decode side's replica sets, layers, and pages in ticket order; then of each part of its
     context; little-endian u32."""
 

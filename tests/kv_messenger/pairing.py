@@ -120,7 +120,6 @@ class Pair:
             ],
             send=lambda _, message: self._to_receiver.append(message),
             gates=Gates(),
-            debug=True,
         )
         self.receiver = Receiver(
             me=Introduction("decode-instance", "decode-0", "digest", target),

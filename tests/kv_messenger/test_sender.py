@@ -6,6 +6,7 @@ from collections.abc import Collection
 
 import msgspec
 import numpy as np
+import pytest
 
 from fabric.api import PageWrites, Sending
 from fabric.errors import FabricUnavailable, FabricUsageError
@@ -75,7 +76,9 @@ class World:
         )
         self.sender.on_hello(msgspec.structs.replace(hello, **changes))
 
-    def request(self, name: str = "r", landing: int = 1, deadline_s: float = 60.0) -> TransferKey:
+    def request(
+        self, name: str = "r", landing: int = 1, deadline_s: float = 60.0, checksums: bool = False
+    ) -> TransferKey:
         key = TransferKey(name, 1, DECODE)
         remote = self.target_region.remote
         ticket = TransferTicket(
@@ -87,7 +90,7 @@ class World:
             regions=[as_ticketed(remote)],
         )
         self.sender.on_prefill_request(
-            PrefillRequest(ticket=ticket, public_id="", tokens=[1] * 8, deadline_s=deadline_s)
+            PrefillRequest(ticket=ticket, public_id="", tokens=[1] * 8, deadline_s=deadline_s, checksums=checksums)
         )
         return key
 
@@ -120,6 +123,29 @@ def test_a_prompt_is_computed_written_reported_and_released() -> None:
     pool, target = (memory.reshape(BLOCKS, OF.block_bytes(0)) for memory in (world.pool, world.target))
     assert np.array_equal(target[TARGETS], pool[[4, 5]])
     assert not np.delete(target, TARGETS, axis=0).any()
+
+
+@pytest.mark.parametrize("wanted", [False, True])
+def test_checksums_come_with_the_last_word_where_the_decode_node_wants_them(wanted: bool) -> None:
+    world = World()
+    world.hello()
+    key = world.request(checksums=wanted)
+    world.forward(key)
+    world.run()
+    finished = world.sent[-1]
+    assert isinstance(finished, TransferFinished)
+    assert len(finished.checksums or b"") == wanted * 4 * OF.layers * len(TARGETS)
+
+
+def test_checksums_of_pages_that_cannot_be_read_here_are_refused() -> None:
+    world = World()
+    world.sender.readable = False
+    world.hello()
+    world.request("plain")
+    world.request("compared", checksums=True)
+    refused = world.sent[-1]
+    assert isinstance(refused, PrefillRefused) and "--debug-pages" in refused.failure.message
+    assert len(world.engine.submitted) == 1
 
 
 def test_no_write_leaves_before_its_layer_is_done() -> None:

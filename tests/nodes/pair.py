@@ -93,10 +93,8 @@ class Cluster:
         shape = self.shapes[name] = shape or self.shape
         options = shape.options(model, shape.num_blocks, "prefill_first")
         engines, fabric, memory = self._build(name, options, shape.dp, head=False)
-        node = PrefillNode(
-            self._member(name), self._key, served_model(model), engines, fabric, memory, self._gate(name),
-            debug_pages=True,
-        )  # fmt: skip
+        member, gate = self._member(name), self._gate(name)
+        node = PrefillNode(member, self._key, served_model(model), engines, fabric, memory, gate)
         node.start()
         self._stack.callback(node.close)
         self.prefill.append(node)

@@ -72,6 +72,7 @@ EXAMPLES: list[tuple[Any, msgspec.Struct]] = [
             public_id="Grüße-😀",
             tokens=[0, 49151],
             deadline_s=1.5,
+            checksums=True,
         ),
     ),
     (ToDecode, Stopped(instance="p", key=KEY, posted=3, completed=2, failure=Failure(FailureCode.INTERNAL, "boom"))),

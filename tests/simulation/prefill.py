@@ -124,7 +124,6 @@ class SimulatedPrefillNode(Node):
             sources=[Source(self.prefills, word.address, [self.region], self.context_region)],
             send=self.peers.send,
             gates=self.gates,
-            debug=around.script.debug,
             clock=around.schedule.clock,
         )
         self.thread.announcer = ChunkAnnouncer(cast(Pump, self.pump), self.sender, Gates())
