@@ -2,9 +2,11 @@
 
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 
 from decode_node.admission import Admission
 from engine.engine import Engine
+from engine.errors import LoopStopped
 from engine.loop import EngineLoop
 from kv_messenger.attempts import Arrival
 from protocol.messages import Failure, PrefillTimes
@@ -28,8 +30,9 @@ class Seat:
         self._admission = admission
 
     def post(self, call: Callable[[Admission], None]) -> None:
-        """On the engine's thread."""
-        self.loop.post(lambda _: call(self.admission))
+        """On the engine's thread; dropped once that has ended, and the node is about to."""
+        with suppress(LoopStopped):
+            self.loop.post(lambda _: call(self.admission))
 
     def submit(self, call: Callable[[Admission], None]) -> "Future[None]":
         """As `post`, to be waited for."""

@@ -140,6 +140,8 @@ class EngineLoop:
                 self._run_inbox()
                 if self._engine.has_work:
                     self._on_step(self._engine.step())
+        except DeviceLost as error:  # whoever lost it has said so
+            self.error = error
         except BaseException as error:
             log.exception("the engine's thread ends")
             self.error = error

@@ -5,10 +5,11 @@ thread; `before_forward` waits until the chunk's writes are armed, so that no la
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 
 from engine.engine import Engine
-from engine.errors import CapacityExceeded, InvalidRequest
+from engine.errors import CapacityExceeded, InvalidRequest, LoopStopped
 from engine.loop import EngineLoop
 from engine.outputs import PrefillChunk, StepOutput
 from engine.request import Request
@@ -36,13 +37,18 @@ class PrefillEngine:
         self._pump = pump
 
     def submit(self, request_id: str, tokens: Sequence[int], refused: Callable[[Failure], None]) -> None:
-        self._loop.post(lambda engine: self._add(engine, request_id, tokens, refused))
+        self._post(lambda engine: self._add(engine, request_id, tokens, refused))
 
     def abort(self, request_id: str) -> None:
-        self._loop.post(lambda engine: engine.abort(request_id))
+        self._post(lambda engine: engine.abort(request_id))
 
     def release(self, request_id: str) -> None:
-        self._loop.post(lambda engine: engine.release(request_id))
+        self._post(lambda engine: engine.release(request_id))
+
+    def _post(self, call: Callable[[Engine], object]) -> None:
+        """Dropped once the engine's thread has ended, and the node is about to."""
+        with suppress(LoopStopped):
+            self._loop.post(call)
 
     def _add(self, engine: Engine, request_id: str, tokens: Sequence[int], refused: Callable[[Failure], None]) -> None:
         failure = self._try_to_add(engine, request_id, tokens)

@@ -2,12 +2,13 @@
 
 import gc
 import logging
+import os
 import signal
 import sys
 import threading
 from collections.abc import Callable
 from types import FrameType
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 from protocol.logs import event
 
@@ -50,8 +51,8 @@ class StopSignal:
 
 def run_node(program: str, build: Callable[[], Node], refusals: tuple[type[Exception], ...], grace_s: float) -> int:
     """The exit code: 0 after a clean stop, 1 if it could not start (one line on stderr says why), 3 if work was cut
-    off at the end of the grace period, 4 if one of its threads died. `refusals`: what `build` and `start` raise when
-    the machine or the options are at fault."""
+    off at the end of the grace period. `refusals`: what `build` and `start` raise when the machine or the options are
+    at fault. Does not return if one of the node's threads died: the process ends at once, with code 4."""
     stop = StopSignal()
     try:
         node = build()
@@ -62,12 +63,21 @@ def run_node(program: str, build: Callable[[], Node], refusals: tuple[type[Excep
     gc.freeze()  # what was built is there to stay: full collections took 0.1 s to look at it again
     broken = stop.wait_unless(node.unhealthy)
     if broken is not None:
-        return _complain(program, f"{broken}; restart this node", 4)
+        _end_at_once(_complain(program, f"{broken}; restart this node", 4))
     event(log, "draining", grace_s=grace_s)
     drained = node.drain(grace_s)
     node.close()
     event(log, "stopped", cut_off=not drained)
     return 0 if drained else 3
+
+
+def _end_at_once(code: int) -> NoReturn:
+    """Other engines of the node may be computing. The interpreter's own end would unwind their threads through C++,
+    which aborts the process."""
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def _complain(program: str, reason: str, code: int) -> int:

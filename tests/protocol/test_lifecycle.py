@@ -11,7 +11,7 @@ DEADLINE_S = 30.0
 ROOT = Path(__file__).resolve().parents[2]
 
 CHILD = """
-import sys
+import atexit, sys
 from protocol.lifecycle import run_node
 
 class Node:
@@ -74,8 +74,9 @@ def test_a_bug_keeps_its_traceback() -> None:
     assert process.returncode == 1 and "Traceback" in err and "KeyError: 'bug'" in err
 
 
-def test_a_node_whose_thread_died_ends_at_once_without_draining() -> None:
-    with child(unhealthy="engine thread ended") as process:
+def test_a_node_whose_thread_died_ends_at_once_without_draining_or_unwinding_its_other_threads() -> None:
+    unwound = 'atexit.register(print, "unwound")'
+    with child(unhealthy="engine thread ended", start=unwound) as process:
         out, err = process.communicate(timeout=DEADLINE_S)
     assert (process.returncode, out) == (4, "started\n")
     assert err == "kvferry test: engine thread ended; restart this node\n"
