@@ -104,11 +104,15 @@ class Gates:
 
 
 class GateClient:
-    """A test's end of one process's gates."""
+    """A test's end of one process's gates. Raises OSError where no such process runs."""
 
     def __init__(self, path: str) -> None:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._socket.connect(path)
+        try:
+            self._socket.connect(path)
+        except OSError:
+            self._socket.close()
+            raise
         self._lines = self._socket.makefile("rw")
 
     def hold(self, name: str) -> None:

@@ -30,6 +30,8 @@ from tests.cluster.waiting import DEADLINE_S, eventually
 MODEL = "tiny"
 PAGE = 16
 BLOCKS = 128
+STARTING_S = 200.0
+"""For the first nodes of a run: what they are forked from reads torch and transformers anew."""
 LEDGER = {"X-Kvferry-Ledger": "1"}
 _AT_REST = ("transfers", "requests", "prompts_running", "prompts_waiting", "lingering_landings", "pages_quarantined")
 _FABRIC_AT_REST = ("outstanding", "armed", "expectations")
@@ -79,7 +81,7 @@ class ProcessCluster:
         self.http = httpx.Client(base_url=self.url, timeout=DEADLINE_S, trust_env=False)
         self._wanted = [("prefill", f"prefill-{i}") for i in range(prefill)]
         self._wanted += [("decode", f"decode-{i}") for i in range(decode)]
-        self.heal()
+        self.heal(STARTING_S)
 
     def start_router(self, port: str, node_port: str) -> None:
         """Returns once it listens."""
@@ -105,10 +107,11 @@ class ProcessCluster:
 
     @contextmanager
     def paused(self, name: str) -> Iterator[None]:
-        """SIGSTOP, and SIGCONT in the end."""
+        """SIGSTOP, waited for until every thread stands still, and SIGCONT in the end."""
         pid = self.pids()[name]
         os.kill(pid, signal.SIGSTOP)
         try:
+            eventually(lambda: _thread_states(pid) == {"T"}, f"{name} stands still")
             yield
         finally:
             with suppress(ProcessLookupError):  # a test may have killed it
@@ -147,7 +150,7 @@ class ProcessCluster:
         self.wait_ready(node.name)
         return node
 
-    def heal(self) -> None:
+    def heal(self, seconds: float = DEADLINE_S) -> None:
         """The router and the nodes of the start run, are ready and idle; nodes that a test added are gone."""
         if self.router.exit_code is not None:
             self.restart_router()
@@ -157,7 +160,7 @@ class ProcessCluster:
         for role, name in self._wanted:
             if name not in self.nodes or not self.nodes[name].runs:
                 self.add(role, name)
-        self.wait_ready(*names)
+        self.wait_ready(*names, seconds=seconds)
         self.wait_forgotten(*({member["name"] for member in self.members()} - names))
         self.wait_at_rest()
 
@@ -288,3 +291,9 @@ class ProcessCluster:
         found |= {gauge: value for gauge in _FABRIC_AT_REST if (value := metrics[f"fabric_{gauge}"])}
         missing = metrics["pages_total"] - metrics["pages_free"]
         return {**found, "pages": missing} if missing else found
+
+
+def _thread_states(pid: int) -> set[str]:
+    """As /proc names them."""
+    stats = [task.read_text() for task in Path(f"/proc/{pid}/task").glob("*/stat")]
+    return {stat.rpartition(")")[2].split()[0] for stat in stats}

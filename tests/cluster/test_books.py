@@ -2,21 +2,23 @@
 
 import os
 import random
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
 from pathlib import Path
-from threading import Event
+from threading import Event, Semaphore
 
-from tests.cluster.exchange import text_of
+import psutil
+import pytest
+
+from tests.cluster.churn import Churn, plans
 from tests.cluster.harness import ProcessCluster
 from tests.cluster.oracle import Oracle
-from tests.cluster.waiting import eventually
+from tests.cluster.waiting import DEADLINE_S, eventually
 
 REQUESTS = 100
-AT_ONCE = 8
-PROMPTS = [f"{i} prompt of its own length" + " and more of it" * (i * 3) for i in range(8)]
-MAX_TOKENS = 32
+KILLS = 5
+BETWEEN_KILLS = 50
+TWINS = ("prefill-0", "prefill-1")
+DECODES = ("decode-0", "decode-1")
 IDLE_S = 5.0
 """Long enough to count ticks of 10 ms."""
 HELD = ("pages_free", "pages_quarantined", "transfers", "transfer_slots_free", "peers", "requests", "prefill_links")
@@ -28,32 +30,6 @@ Resources = dict[str, dict[str, float]]
 OUTCOME = 'router_requests_ended_total{outcome="%s"}'
 
 
-@dataclass(frozen=True)
-class Plan:
-    """What one client does. `leaves_after`: so many events (0: at once), or never."""
-
-    prompt: str
-    max_tokens: int
-    stream: bool
-    leaves_after: int | None
-
-
-def random_plan(rng: random.Random, leaves: bool) -> Plan:
-    stream = rng.random() < 0.5
-    moment = rng.randrange(10) if stream else 0
-    return Plan(rng.choice(PROMPTS), rng.randint(1, MAX_TOKENS), stream, moment if leaves else None)
-
-
-def carry_out(cluster: ProcessCluster, oracle: Oracle, plan: Plan) -> None:
-    with cluster.ask(plan.prompt, plan.max_tokens, plan.stream) as asked:
-        if plan.leaves_after is None:
-            said = text_of(list(asked.events())) if plan.stream else asked.text()
-            assert said == oracle.completion(plan.prompt, plan.max_tokens).text
-        elif plan.leaves_after > 0:
-            for _ in zip(range(plan.leaves_after), asked.events(), strict=False):
-                continue
-
-
 def fill_thread_pool(cluster: ProcessCluster) -> None:
     """The router encodes prompts on asyncio's pool of threads, which grows on demand and stays. Requests that stand at
     a gate keep one each, and the gate's client has one."""
@@ -63,13 +39,6 @@ def fill_thread_pool(cluster: ProcessCluster) -> None:
         for _ in range(POOL + 1):
             asked.enter_context(cluster.ask("Hi", 2))
         eventually(lambda: _of_process(router)["threads"] >= full, "the router's thread pool is full")
-
-
-def carry_out_all(cluster: ProcessCluster, oracle: Oracle, plans: list[Plan]) -> None:
-    with ThreadPoolExecutor(AT_ONCE) as pool:
-        for done in [pool.submit(carry_out, cluster, oracle, plan) for plan in plans]:
-            done.result()
-    cluster.wait_at_rest()
 
 
 def resources(cluster: ProcessCluster) -> Resources:
@@ -100,24 +69,92 @@ def steady(cluster: ProcessCluster, until: Resources | None = None) -> Resources
     return seen[-1]
 
 
+def expect_books(before: dict[str, float], now: dict[str, float], requests: int, leavers: int) -> None:
+    """I5, I7: of those who stayed each got its answer, and every request that was begun has ended."""
+    ended = {name: now.get(OUTCOME % name, 0) - before.get(OUTCOME % name, 0) for name in ("ok", "cancelled")}
+    assert sum(ended.values()) == now["router_requests_started_total"] - before["router_requests_started_total"]
+    assert ended["ok"] >= requests - leavers and ended["cancelled"] > 0
+    for name in ("failed", "cut"):
+        assert now.get(OUTCOME % name, 0) == before.get(OUTCOME % name, 0), name
+
+
 def test_afterwards_every_page_slot_socket_thread_and_region_is_back(
     cluster: ProcessCluster, oracle: Oracle, seed: int
 ) -> None:
-    """Must-hold 6, P11, P46. The warm-up opens the connections and threads that stay."""
-    rng = random.Random(seed)
-    for prompt in PROMPTS:
-        oracle.completion(prompt, MAX_TOKENS)
+    """P11, P46. The warm-up opens the connections and threads that stay."""
+    rng, churn = random.Random(seed), Churn(cluster, oracle)
     fill_thread_pool(cluster)
-    carry_out_all(cluster, oracle, [random_plan(rng, leaves=False) for _ in range(24)])
+    churn.carry_out(plans(rng, 24, 0))
     before, books = steady(cluster), cluster.metrics("router")
-    leavers = set(rng.sample(range(REQUESTS), REQUESTS // 3))
-    carry_out_all(cluster, oracle, [random_plan(rng, leaves=i in leavers) for i in range(REQUESTS)])
+    churn.carry_out(plans(rng, REQUESTS, REQUESTS // 3))
     assert steady(cluster, until=before) == before
-    now = cluster.metrics("router")
-    ended = {name: now.get(OUTCOME % name, 0) - books.get(OUTCOME % name, 0) for name in ("ok", "cancelled")}
-    assert sum(ended.values()) == now["router_requests_started_total"] - books["router_requests_started_total"]
-    assert ended["ok"] >= REQUESTS - len(leavers) and ended["cancelled"] > 0
-    assert not any(now.get(OUTCOME % name) for name in ("failed", "cut"))
+    expect_books(books, cluster.metrics("router"), REQUESTS, REQUESTS // 3)
+
+
+def connect_all(cluster: ProcessCluster, churn: Churn, rng: random.Random) -> None:
+    """Until every decode node knows every prefill node."""
+
+    def connected() -> bool:
+        churn.carry_out(plans(rng, 16, 0))
+        return all(cluster.metrics(name)["peers"] == len(TWINS) for name in DECODES)
+
+    eventually(connected, "everybody knows everybody", 2 * DEADLINE_S)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_three_hundred_requests_and_kills_of_the_prefill_nodes_leave_nothing(
+    cluster: ProcessCluster, oracle: Oracle, seed: int
+) -> None:
+    """A third is cancelled at random gates and moments; a prefill node is killed five times, now this one, now that,
+    and comes back. It costs nobody an answer, and everything is back at its starting number."""
+    done = Semaphore(0)
+    rng, churn = random.Random(seed), Churn(cluster, oracle, done.release)
+    cluster.add("prefill", "prefill-1")
+    cluster.wait_ready(*TWINS)
+    fill_thread_pool(cluster)
+    connect_all(cluster, churn, rng)
+    before, books = steady(cluster), cluster.metrics("router")
+    while done.acquire(blocking=False):
+        continue
+
+    def kill_and_restart() -> None:
+        for kill in range(KILLS):
+            for _ in range(BETWEEN_KILLS):
+                assert done.acquire(timeout=2 * DEADLINE_S)
+            victim = TWINS[kill % 2]
+            cluster.nodes[victim].process.kill()
+            cluster.restart(victim)
+            cluster.wait_ready(victim)
+
+    churn.carry_out(plans(rng, 3 * REQUESTS, REQUESTS), meanwhile=kill_and_restart)
+    expect_books(books, cluster.metrics("router"), 3 * REQUESTS, REQUESTS)
+    connect_all(cluster, churn, rng)
+    assert steady(cluster, until=before) == before
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_two_thousand_short_requests_leave_nothing_and_the_processes_no_larger(
+    cluster: ProcessCluster, oracle: Oracle, seed: int
+) -> None:
+    """P11: 30 % of them are cancelled at random gates and moments. The warm-up is as long as it takes to fill what is
+    kept on purpose."""
+    rng, churn = random.Random(seed), Churn(cluster, oracle)
+    fill_thread_pool(cluster)
+    churn.carry_out(plans(rng, 500, 150))
+    before, books = steady(cluster), cluster.metrics("router")
+    resident = resident_bytes(cluster)
+    churn.carry_out(plans(rng, 20 * REQUESTS, 6 * REQUESTS))
+    assert steady(cluster, until=before) == before
+    expect_books(books, cluster.metrics("router"), 20 * REQUESTS, 6 * REQUESTS)
+    grown = {name: now / resident[name] for name, now in resident_bytes(cluster).items()}
+    assert max(grown.values()) < 1.05, grown
+
+
+def resident_bytes(cluster: ProcessCluster) -> dict[str, int]:
+    """Of every process."""
+    return {name: psutil.Process(pid).memory_info().rss for name, pid in cluster.pids().items()}
 
 
 def test_an_idle_cluster_uses_almost_no_processor(cluster: ProcessCluster) -> None:
