@@ -295,5 +295,8 @@ class ProcessCluster:
 
 def _thread_states(pid: int) -> set[str]:
     """As /proc names them."""
-    stats = [task.read_text() for task in Path(f"/proc/{pid}/task").glob("*/stat")]
-    return {stat.rpartition(")")[2].split()[0] for stat in stats}
+    states = set()
+    for task in Path(f"/proc/{pid}/task").glob("*/stat"):
+        with suppress(FileNotFoundError, ProcessLookupError):  # one that ends meanwhile
+            states.add(task.read_text().rpartition(")")[2].split()[0])
+    return states
