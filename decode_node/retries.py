@@ -21,5 +21,6 @@ def final_failure(job: Job, failure: Failure) -> Failure:
     """What the router is told when no prefill node is left to ask."""
     if failure.code in _GIVE_UP or failure.code is FailureCode.OVERLOADED:
         return failure
-    message = f"no prefill node left after {job.attempt} attempts: {failure.message}"
+    attempts = f"{job.attempt} attempt{'s' * (job.attempt != 1)}"
+    message = f"no prefill node left after {attempts}: {failure.message}"
     return Failure(FailureCode.NO_PREFILL, message[:1000])

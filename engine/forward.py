@@ -78,8 +78,9 @@ class ForwardPass:
     def _failed(
         self, batch: ForwardBatch, chunks: Sequence[PrefillChunk], error: Exception, listener: EngineListener | None
     ) -> ForwardFailed:
-        log.error("a forward of %d tokens failed", batch.num_tokens, exc_info=error)
-        reason = f"{type(error).__name__}: {error}"
+        lost = isinstance(error, DeviceLost)  # which, and how, is in the log already
+        log.error("a forward of %d tokens failed", batch.num_tokens, exc_info=None if lost else error)
+        reason = "the node lost a device" if lost else f"{type(error).__name__}: {error}"
         if listener and chunks:
             listener.forward_failed(chunks, reason)
         return ForwardFailed(reason)

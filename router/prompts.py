@@ -13,10 +13,14 @@ from router.tokenizer import Tokenizer
 
 
 class Prompts:
-    """Encodes off the event loop: a long prompt takes a while. `max_context`: most tokens of a request now."""
+    """Encodes off the event loop: a long prompt takes a while. `model_context`: most tokens of a request that the model
+    takes; `max_context`: that the nodes have room for, too, now."""
 
-    def __init__(self, tokenizer: Tokenizer, max_context: Callable[[], int], default_max_tokens: int) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, model_context: int, max_context: Callable[[], int], default_max_tokens: int
+    ) -> None:
         self._tokenizer = tokenizer
+        self._model_context = model_context
         self._max_context = max_context
         self._default_max_tokens = default_max_tokens
 
@@ -51,14 +55,21 @@ class Prompts:
         limit, asked = self._max_context(), wanted.max_tokens
         if asked is not None and asked > limit:
             name = wanted.max_tokens_param
-            raise errors.invalid(f"'{name}' is too large: this model's context holds {limit} tokens.", name)
+            raise errors.invalid(f"'{name}' is too large: this model's context holds {self._tokens(limit)}.", name)
         if prompt_tokens + (asked or 1) > limit:
             raise errors.too_long(
-                f"This model's maximum context length is {limit} tokens. However, your request has {prompt_tokens} "
-                f"tokens in the {prompt_param} and asks for {asked or 'at least 1'} more.",
+                f"This model's maximum context length is {self._tokens(limit)}. However, your request "
+                f"has {prompt_tokens} tokens in the {prompt_param} and asks for {asked or 'at least 1'} more.",
                 prompt_param,
             )
         return asked if asked is not None else min(self._default_max_tokens, limit - prompt_tokens)
+
+    def _tokens(self, limit: int) -> str:
+        """As many, and what sets the limit if the model does not."""
+        if limit >= self._model_context:
+            return f"{limit} tokens"
+        own = f"its own {self._model_context}"
+        return f"{limit} tokens here, as the nodes' KV cache (--num-blocks times --page-size) is smaller than {own}"
 
 
 def _not_empty(tokens: list[int], param: str) -> list[int]:

@@ -50,8 +50,8 @@ class Router:
             queue_limit=config.queue_limit,
         )
         self._events = NodeEvents(self._channel, membership, dispatcher)
-        tokenizer, max_context = model.tokenizer(), model.max_context
-        prompts = Prompts(tokenizer, lambda: membership.max_context(max_context), config.default_max_tokens)
+        tokenizer, own = model.tokenizer(), model.max_context
+        prompts = Prompts(tokenizer, own, lambda: membership.max_context(own), config.default_max_tokens)
         serving = Serving(config, prompts, TextGenerator(dispatcher, tokenizer, config.keep_alive_s, self._gates))
         operations = Operations(membership, dispatcher, lambda: self._events.alive)
         app = create_app(serving, operations, ApiKeys(api_keys), metrics, config.served_model)

@@ -108,7 +108,7 @@ _OF_FAILURE: dict[FailureCode, tuple[int, str, str | None]] = {
     FailureCode.TOO_LONG: (400, INVALID, "context_length_exceeded"),
     FailureCode.OVERLOADED: (503, SERVER, "overloaded"),
     FailureCode.NO_DECODE: (503, SERVER, "no_capacity"),
-    FailureCode.NO_PREFILL: (503, SERVER, "no_capacity"),
+    FailureCode.NO_PREFILL: (503, SERVER, "no_prefill"),
     FailureCode.DRAINING: (503, SERVER, "draining"),
     FailureCode.INCOMPATIBLE: (503, SERVER, "no_capacity"),
     FailureCode.STALE_PEER: (502, SERVER, "node_failed"),

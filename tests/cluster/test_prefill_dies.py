@@ -41,7 +41,7 @@ def test_without_another_one_the_client_gets_503_and_a_restarted_one_serves_at_o
     with asked:
         assert asked.status == 503, asked.json()
         assert asked.response.headers["Retry-After"]
-        assert asked.json()["error"]["code"] == "no_capacity"
+        assert asked.json()["error"]["code"] == "no_prefill"
     cluster.restart("prefill-0", "--port", port)
     cluster.wait_ready("prefill-0")
     with cluster.ask(PROMPT, TOKENS) as again:

@@ -12,7 +12,7 @@ TOLD = {
     FailureCode.TOO_LONG: (400, "invalid_request_error", "context_length_exceeded"),
     FailureCode.OVERLOADED: (503, "server_error", "overloaded"),
     FailureCode.NO_DECODE: (503, "server_error", "no_capacity"),
-    FailureCode.NO_PREFILL: (503, "server_error", "no_capacity"),
+    FailureCode.NO_PREFILL: (503, "server_error", "no_prefill"),
     FailureCode.DRAINING: (503, "server_error", "draining"),
     FailureCode.INCOMPATIBLE: (503, "server_error", "no_capacity"),
     FailureCode.STALE_PEER: (502, "server_error", "node_failed"),

@@ -89,7 +89,9 @@ def test_a_draining_node_gets_nothing_new(router: RunningRouter) -> None:
 def test_the_smallest_context_of_the_nodes_in_use_is_the_limit(router: RunningRouter) -> None:
     decode(router, local_prefill=True, max_context=100)
     response = router.http.post("/v1/completions", json={**BODY, "prompt": [5] * 100})
-    assert response.json()["error"]["code"] == "context_length_exceeded"
+    error = response.json()["error"]
+    assert error["code"] == "context_length_exceeded"
+    assert "100 tokens here, as the nodes' KV cache (--num-blocks times --page-size)" in error["message"]
 
 
 def test_a_replaced_instance_is_told_so(router: RunningRouter) -> None:
