@@ -139,8 +139,12 @@ def _key(arguments: argparse.Namespace) -> int:
 
     try:
         write_cluster_key(arguments.file)
+    except FileExistsError:
+        advice = "use it, or move it away if no cluster uses it any more: a key is never replaced"
+        sys.stderr.write(f"kvferry key: {arguments.file} is there already; {advice}\n")
+        return 1
     except OSError as error:
-        sys.stderr.write(f"kvferry key: {error}; a key in use is never replaced\n")
+        sys.stderr.write(f"kvferry key: {arguments.file} cannot be written: {error.strerror}\n")
         return 1
     return 0
 

@@ -1,10 +1,12 @@
 """What a local cluster consists of, and the command line of each of its processes."""
 
+import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 Programs = Mapping[str, Sequence[str]]
 
@@ -15,6 +17,8 @@ PROGRAMS: Programs = {
 }
 
 
+START_TIMEOUT_S = 180.0
+"""Weights are read from a cold disk by several nodes at once."""
 GRACE_S = 5
 """For requests that still run when the cluster is told to stop: whoever types `down` means soon."""
 
@@ -38,8 +42,9 @@ class Division:
 @dataclass(frozen=True, slots=True)
 class ClusterSpec:
     """`port`: the router's, 0 takes any. `provider`: libfabric's name, None for the best there is. `same_host`: nodes
-    move KV through shared memory. `local_prefill`: decode nodes compute prompts themselves. The last three are None
-    where the node's own default is wanted."""
+    move KV through shared memory. `local_prefill`: decode nodes compute prompts themselves. `context`, `debug_pages`:
+    of the nodes. `start_timeout_s`: for the router, and then for all nodes, to be ready. The last three are None where
+    the node's own default is wanted."""
 
     model: Path
     prefill: int = 1
@@ -51,6 +56,9 @@ class ClusterSpec:
     local_prefill: bool = False
     prefill_division: Division = Division()
     decode_division: Division = Division()
+    context: str | None = None
+    debug_pages: bool = False
+    start_timeout_s: float = START_TIMEOUT_S
     page_size: int | None = None
     num_blocks: int | None = None
     max_batch_tokens: int | None = None
@@ -70,6 +78,7 @@ class ClusterSpec:
             for option, count in asdict(self.division(role)).items():
                 if count < 1:
                     raise SpecError(f"--{role}-{option} must be at least 1, not {count}")
+            check_division(self.model, self.division(role).tp, f"--{role}-tp")
 
     def division(self, role: str) -> Division:
         return self.prefill_division if role == "prefill" else self.decode_division
@@ -79,6 +88,19 @@ class ClusterSpec:
         """(role, name) of every node, in starting order."""
         prefills = [("prefill", f"prefill-{index}") for index in range(self.prefill)]
         return prefills + [("decode", f"decode-{index}") for index in range(self.decode)]
+
+
+def check_division(model: Path, tp: int, option: str) -> None:
+    """Raises SpecError where the model cannot be divided so. What its config.json leaves to defaults, nodes judge."""
+    from engine.errors import UnsupportedModel  # not before it is needed: other commands do without an engine
+    from engine.tensor_parallel import check_divisible
+
+    try:
+        check_divisible(SimpleNamespace(**json.loads((model / "config.json").read_bytes())), tp, option)
+    except UnsupportedModel as error:
+        raise SpecError(str(error)) from error
+    except (AttributeError, TypeError, ValueError):
+        return
 
 
 def router_command(spec: ClusterSpec, key: Path, programs: Programs = PROGRAMS) -> list[str]:
@@ -95,6 +117,8 @@ def node_command(
     command += ["--drain", str(GRACE_S)]
     if not spec.same_host:
         command.append("--no-same-host")
+    if spec.debug_pages:
+        command.append("--debug-pages")
     if role == "decode" and spec.local_prefill:
         command.append("--local-prefill")
     for option, count in asdict(spec.division(role)).items():
@@ -102,6 +126,7 @@ def node_command(
             command += [f"--{option}", str(count)]
     settings = {
         "--provider": spec.provider,
+        "--context": spec.context,
         "--page-size": spec.page_size,
         "--num-blocks": spec.num_blocks,
         "--max-batch-tokens": spec.max_batch_tokens,

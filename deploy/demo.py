@@ -38,6 +38,7 @@ def main(arguments: argparse.Namespace, run_dir: Path) -> int:
         port=arguments.port,
         provider=arguments.provider,
         same_host=not arguments.no_same_host,
+        start_timeout_s=arguments.start_timeout,
         max_batch_tokens=MAX_BATCH_TOKENS,
     )
     spec.check()

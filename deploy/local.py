@@ -19,9 +19,6 @@ from deploy.cluster_spec import PROGRAMS, ClusterSpec, Programs, environment, no
 from deploy.process import POLL_S, Child, spawn
 from protocol.curve import write_cluster_key
 
-ROUTER_START_S = 60.0
-NODES_START_S = 180.0
-"""Weights are read from a cold disk by several nodes at once."""
 ROUTER_STOP_S = 10.0
 NODES_STOP_S = 15.0
 
@@ -65,7 +62,7 @@ class LocalCluster:
         self.key.unlink(missing_ok=True)
         write_cluster_key(self.key)
         router = self._spawn("router", router_command(self.spec, self.key, self._programs))
-        deadline = time.monotonic() + ROUTER_START_S
+        deadline = time.monotonic() + self.spec.start_timeout_s
         self.endpoint = self._announced(router, "router listening on ", deadline)
         self.nodes_address = self._announced(router, "nodes dial ", deadline)
         self._say(f"router       {self.endpoint}")
@@ -96,14 +93,19 @@ class LocalCluster:
                     if node.name in missing:
                         missing.discard(node.name)
                         self._say(f"{node.name:<12} {_ready_line(node, time.monotonic() - began)}")
-                self._pause(began + NODES_START_S, f"not ready: {', '.join(sorted(missing)) or 'the router'}")
+                self._pause(
+                    began + self.spec.start_timeout_s, f"not ready: {', '.join(sorted(missing)) or 'the router'}"
+                )
 
     def _pause(self, deadline: float, complaint: str) -> None:
         """Between two looks at the world: fail if a process died or the time is over."""
         for child in self.dead():
             raise ClusterFailed(f"{child.name} ended with code {child.exit_code}; its log ends:\n{child.last_lines()}")
         if time.monotonic() > deadline:
-            raise ClusterFailed(f"{complaint} in time; see the logs in {self.run_dir}")
+            limit = f"{self.spec.start_timeout_s:g} s (--start-timeout)"
+            raise ClusterFailed(
+                f"{complaint} within {limit}; see the logs in {self.run_dir}: a slow or busy machine needs more time"
+            )
         time.sleep(POLL_S)
 
     def dead(self) -> list[Child]:

@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from deploy.cluster_spec import ClusterSpec, Division
+from deploy.cluster_spec import START_TIMEOUT_S, ClusterSpec, Division
 
 MODEL = Path(".kvferry/models/SmolLM2-135M-Instruct")
 """Where `make setup` puts the demo model."""
@@ -29,6 +29,13 @@ def add_cluster_options(parser: argparse.ArgumentParser, port: int) -> None:
         "--provider", help="libfabric provider: net, tcp;ofi_rxm, efa, ... (default: the best there is; see doctor)"
     )
     parser.add_argument(
+        "--start-timeout",
+        type=float,
+        default=START_TIMEOUT_S,
+        metavar="SECONDS",
+        help="how long the router, and then all nodes together, may take to be ready (default: %(default)g)",
+    )
+    parser.add_argument(
         "--no-same-host", action="store_true", help="move KV over the provider, not through this host's shared memory"
     )
 
@@ -37,6 +44,12 @@ def add_node_options(parser: argparse.ArgumentParser) -> None:
     """Passed on to the nodes, which check them."""
     parser.add_argument("--page-size", type=int, metavar="TOKENS", help="tokens per KV page (default: the node's)")
     parser.add_argument("--num-blocks", type=int, metavar="N", help="KV blocks per engine (default: the node's)")
+    parser.add_argument(
+        "--context", metavar="PARTS", help="what all nodes keep of each prompt's end: hidden, logits or hidden,logits"
+    )
+    parser.add_argument(
+        "--debug-pages", action="store_true", help="nodes poison freed pages and compare checksums on arrival (slow)"
+    )
     for role in ("prefill", "decode"):
         parser.add_argument(
             f"--{role}-tp",
@@ -67,6 +80,9 @@ def cluster_spec_from(arguments: argparse.Namespace) -> ClusterSpec:
         local_prefill=arguments.local_prefill,
         prefill_division=Division(arguments.prefill_tp, arguments.prefill_dp),
         decode_division=Division(arguments.decode_tp, arguments.decode_dp),
+        context=arguments.context,
+        debug_pages=arguments.debug_pages,
+        start_timeout_s=arguments.start_timeout,
         page_size=arguments.page_size,
         num_blocks=arguments.num_blocks,
     )

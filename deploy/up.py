@@ -155,7 +155,7 @@ def stop(run_dir: Path, say: Say) -> int:
     """Stop the cluster of `run_dir`; 0 also where none runs. Never signals a process that `up` did not start."""
     state = read_state(run_dir)
     if state is None:
-        say("no cluster is running here")
+        say(f"no cluster was started from this folder: nothing is recorded in {run_dir.absolute()}")
         return 0
     state.launcher.send(signal.SIGTERM)
     if not state.launcher.wait(LAUNCHER_STOP_S):

@@ -49,14 +49,14 @@ def kv_heads_per_rank(count: int, world: int) -> int:
     return max(1, count // world)
 
 
-def check_divisible(config: Any, world: int) -> None:
-    """`config`: a transformers configuration. Raises UnsupportedModel with what to do instead."""
+def check_divisible(config: Any, world: int, option: str = "--tp") -> None:
+    """`config`: a transformers configuration. Raises UnsupportedModel with what to do instead: `option` says it."""
     if _divides(config, world):
         return
     possible = [str(n) for n in range(1, config.num_attention_heads + 1) if _divides(config, n)]
     raise UnsupportedModel(
         f"a model of {config.num_attention_heads} query heads, {kv_shape(config).heads} KV heads and"
-        f" {config.intermediate_size} MLP features cannot be divided among {world} devices: choose --tp"
+        f" {config.intermediate_size} MLP features cannot be divided among {world} devices: choose {option}"
         f" {', '.join(possible)}"
     )
 

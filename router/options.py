@@ -14,7 +14,7 @@ tokenizer and chat template, not its weights, and runs without torch or a GPU.
 """
 EPILOG = """
 example:
-  python -m router --model ./SmolLM2-135M-Instruct --cluster-key cluster.key
+  kvferry router --model ./SmolLM2-135M-Instruct --cluster-key cluster.key
   curl http://127.0.0.1:8000/v1/chat/completions -H 'Content-Type: application/json' \\
     -d '{"model": "SmolLM2-135M-Instruct", "messages": [{"role": "user", "content": "Hello"}]}'
 

@@ -1,4 +1,5 @@
 import dataclasses
+import json
 from pathlib import Path
 
 import pytest
@@ -40,14 +41,15 @@ def test_a_node_dials_the_address_that_the_router_announced(spec: ClusterSpec) -
 def test_settings_are_passed_on_only_where_they_were_given(spec: ClusterSpec) -> None:
     plain = node_command(spec, "prefill", "prefill-0", "tcp://r", Path("key"))
     set_ = node_command(
-        dataclasses.replace(spec, provider="net", same_host=False, page_size=16),
+        dataclasses.replace(spec, provider="net", same_host=False, page_size=16, context="hidden", debug_pages=True),
         "prefill",
         "prefill-0",
         "tcp://r",
         Path("key"),
     )
     assert "--provider" not in plain and "--no-same-host" not in plain
-    assert "--page-size" not in plain
+    assert "--page-size" not in plain and "--context" not in plain and "--debug-pages" not in plain
+    assert set_[set_.index("--context") + 1] == "hidden" and "--debug-pages" in set_
     assert set_[set_.index("--provider") + 1] == "net" and "--no-same-host" in set_
     assert set_[set_.index("--page-size") + 1] == "16"
 
@@ -70,6 +72,14 @@ def test_each_role_divides_its_devices_in_its_own_way(spec: ClusterSpec) -> None
 def test_a_role_without_devices_is_refused(spec: ClusterSpec, division: Division) -> None:
     with pytest.raises(SpecError, match=r"--decode-.p must be at least 1"):
         dataclasses.replace(spec, decode_division=division).check()
+
+
+def test_a_division_that_the_model_does_not_allow_is_refused_before_anything_starts(spec: ClusterSpec) -> None:
+    heads = {"num_attention_heads": 9, "num_key_value_heads": 3, "intermediate_size": 1536, "hidden_size": 576}
+    (spec.model / "config.json").write_text(json.dumps({"model_type": "llama", **heads}))
+    dataclasses.replace(spec, decode_division=Division(tp=3)).check()
+    with pytest.raises(SpecError, match=r"3 KV heads .* among 2 devices: choose --decode-tp 1, 3"):
+        dataclasses.replace(spec, decode_division=Division(tp=2)).check()
 
 
 def test_every_node_gets_a_thread_and_idle_ones_do_not_spin(spec: ClusterSpec) -> None:

@@ -1,6 +1,7 @@
 import re
 import stat
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -71,4 +72,11 @@ def test_an_early_death_ends_the_start_and_shows_the_log(faulty: Faulty, run_dir
     with pytest.raises(ClusterFailed, match=r"ended with code 3.*\n.*out of memory, for example") as failure:
         cluster.start()
     assert str(failure.value).startswith(victim.replace("_", "-"))
+    assert cluster.children == []
+
+
+def test_one_that_takes_too_long_is_given_up_with_the_option_that_allows_more(spec: ClusterSpec, run_dir: Path) -> None:
+    cluster = cluster_of(replace(spec, start_timeout_s=0.0), run_dir)
+    with pytest.raises(ClusterFailed, match=r"within 0 s \(--start-timeout\).* busy machine"):
+        cluster.start()
     assert cluster.children == []

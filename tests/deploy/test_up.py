@@ -96,7 +96,8 @@ def test_no_node_survives_a_launcher_that_was_killed(spec: ClusterSpec, run_dir:
 
 def test_down_without_a_cluster_is_no_error(run_dir: Path, said: list[str]) -> None:
     assert up.stop(run_dir, said.append) == 0
-    assert said == ["no cluster is running here"]
+    (line,) = said
+    assert line.startswith("no cluster") and line.endswith(str(run_dir))
 
 
 def test_down_spares_a_process_that_got_a_recorded_pid(run_dir: Path, said: list[str]) -> None:
