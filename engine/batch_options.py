@@ -11,7 +11,7 @@ import msgspec
 
 from engine.batch_file import PromptLine
 from engine.documented import field_texts
-from engine.options import EngineOptions, add_device_options, add_engine_options, engine_options_from
+from engine.options import EngineOptions, add_engine_options, engine_options_from
 from protocol.sampling import SamplingParams
 
 DESCRIPTION = """\
@@ -58,7 +58,6 @@ def parse_options(program: str, argv: Sequence[str]) -> GenerateOptions:
     )
     parser.add_argument("--quiet", action="store_true", help="no progress bar and no line of totals")
     add_engine_options(parser, alone=True)
-    add_device_options(parser)
     _add_sampling_options(parser)
     arguments = parser.parse_args(argv)
     source, target = _path(arguments.input), _path(arguments.output)

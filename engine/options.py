@@ -57,18 +57,19 @@ def add_engine_options(parser: argparse.ArgumentParser, alone: bool = False) -> 
             help="engines of this node, each for requests of its own (default: %(default)s)",
         )
         _add_context_option(group)
-    parser.set_defaults(device="cpu", dtype="float32", context=())
+    parser.set_defaults(context=())
+    _add_device_options(group)
     _add_cache_options(group)
     _add_scheduling_options(group, alone)
     checks = "check the poison when they are taken again" if alone else "on decode nodes compare checksums on arrival"
     group.add_argument("--debug-pages", action="store_true", help=f"poison freed pages and {checks} (slow)")
 
 
-def add_device_options(parser: argparse.ArgumentParser) -> None:
-    """For an engine that stays alone: nodes move KV from and to CPU memory only, in float32."""
-    group = parser.add_argument_group("device")
+def _add_device_options(group: "argparse._ArgumentGroup") -> None:
     group.add_argument("--device", default="cpu", choices=("cpu", "cuda"), help="default: %(default)s")
-    group.add_argument("--dtype", default="float32", choices=tuple(ITEM_SIZES), help="default: %(default)s")
+    group.add_argument(
+        "--dtype", default="float32", choices=tuple(ITEM_SIZES), help="of weights and KV (default: %(default)s)"
+    )
 
 
 def _add_context_option(group: "argparse._ArgumentGroup") -> None:

@@ -68,3 +68,11 @@ def test_the_caches_settings_arrive_too() -> None:
     batching = parse("--scheduler", "prefill_first", "--eviction-policy", "lru", "--async-batching").batching
     assert (batching.scheduler_type, batching.margin, batching.eviction_policy) == ("prefill_first", 0.0, "lru")
     assert batching.use_async_batching
+
+
+def test_the_device_can_be_named_on_nodes_too() -> None:
+    parser = argparse.ArgumentParser()
+    add_engine_options(parser)
+    words = ["--model", "DIR", "--device", "cuda", "--dtype", "bfloat16"]
+    options = engine_options_from(parser, parser.parse_args(words))
+    assert (options.device, options.dtype) == ("cuda", "bfloat16")
