@@ -7,13 +7,14 @@ from typing import Any
 import prometheus_client
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from protocol.metric_texts import COUNTERS, GAUGES
 from protocol.status_http import Page, json_page
 
 
 @dataclass(frozen=True, slots=True)
 class NodeView:
     """What a node lets be seen. `unhealthy` / `unready`: the reason, or None. `counters`: group name -> dataclass of
-    monotone counts. `pages`: the page ledger, one dict per block."""
+    monotone counts. Every number has a text in `metric_texts`. `pages`: the page ledger, one dict per block."""
 
     unhealthy: Callable[[], str | None]
     unready: Callable[[], str | None]
@@ -50,10 +51,10 @@ class _Snapshot(prometheus_client.registry.Collector):
     def collect(self) -> list[Metric]:
         metrics: list[Metric] = []
         for name, value in self._view.gauges().items():
-            metrics.append(GaugeMetricFamily(f"kvferry_{name}", name.replace("_", " "), value))
+            metrics.append(GaugeMetricFamily(f"kvferry_{name}", GAUGES[name], value))
         for group, counts in self._view.counters().items():
             assert is_dataclass(counts) and not isinstance(counts, type)
             for name, value in asdict(counts).items():
-                text = f"{group} {name}".replace("_", " ")
-                metrics.append(CounterMetricFamily(f"kvferry_{group}_{name}", text, value))
+                full = f"{group}_{name}"
+                metrics.append(CounterMetricFamily(f"kvferry_{full}", COUNTERS[full], value))
         return metrics

@@ -106,6 +106,7 @@ def test_metrics_are_what_prometheus_reads_and_the_nodes_own_numbers(server: Sta
             "kvferry_transfers_bytes_total": float(1 << 40),
         }
         assert families["kvferry_pages_free"].type == "gauge"
+        assert "cached prefixes included" in families["kvferry_pages_free"].documentation
         assert families["kvferry_transfers_accepted"].type == "counter"
 
 
