@@ -31,7 +31,8 @@ def test_the_ledger_says_by_way_of_what_the_pages_came(
     with Cluster(tiny_model, open_with(prefill, decode), Shape()).start() as cluster:
         (end,) = expect_oracle(cluster, oracle, [prompt_of(70, seed)])
         assert (end.ledger.provider, end.ledger.writes) == (provider, 5 * 3)
-        assert {node.status().provider for node in (*cluster.prefill, *cluster.decode)} == {"net"}
+        statuses = [*(node.status() for node in cluster.prefill), *(node.status() for node in cluster.decode)]
+        assert {status.provider for status in statuses} == {"net"}
 
 
 @pytest.mark.slow
