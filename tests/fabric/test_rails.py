@@ -91,7 +91,7 @@ def test_peers_do_not_all_start_on_the_same_rail(fabric: Fabric) -> None:
         sending = sender.engine.connect("receiver", landing.address)
         sender.engine.write(sending, pages(source, target.remote, [0], PAGE, 1))
     drive(sender, receiver, until=lambda: len(sender.of(WritesEnded)) == 24)
-    assert min(sender.engine.writes_by_rail()) >= 1
+    assert max(sender.engine.writes_by_rail()) < 24  # one that is not connected yet leaves its turn to another
 
 
 def test_a_memory_near_some_rails_uses_those_alone(fabric: Fabric) -> None:
