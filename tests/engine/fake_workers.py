@@ -1,5 +1,6 @@
 """Workers that load nothing, being processes that do what a script says; and what becomes of processes."""
 
+import gc
 import os
 import select
 import socket
@@ -79,7 +80,8 @@ def wait_until_gone(pid: int) -> None:
 
 
 def open_files() -> Counter[str]:
-    """What this process has open, by name."""
+    """What this process has open, by name; garbage, of other tests too, is gone first."""
+    gc.collect()
     links = [Path("/proc/self/fd", name) for name in os.listdir("/proc/self/fd")]
     return Counter(os.readlink(link) for link in links if link.is_symlink())
 

@@ -1,6 +1,5 @@
 """The memory that others may map is what its owner writes, at the offset that it says, and cannot be cut off."""
 
-import gc
 import mmap
 import os
 
@@ -36,12 +35,10 @@ def test_it_neither_grows_nor_shrinks() -> None:
 
 
 def test_memory_outlives_its_file_and_nothing_outlives_both() -> None:
-    gc.collect()  # what other tests left
     before = open_files()
     memory, file = shared_bytes("test", 8192)
     del file
     memory[:] = 7
     assert int(memory.sum(dtype=torch.int64)) == 7 * 8192
     del memory
-    gc.collect()
     assert open_files() == before

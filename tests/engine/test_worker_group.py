@@ -1,6 +1,5 @@
 """Workers that end, fail or hang: noticed, named, and nothing of the group is left."""
 
-import gc
 import os
 import signal
 import threading
@@ -32,7 +31,6 @@ GROUPS: list[FakeGroup] = []
 @pytest.fixture(autouse=True)
 def nothing_is_left() -> Iterator[None]:
     """Closes the groups that a test has made."""
-    gc.collect()  # what other tests left
     files, threads, before = open_files(), threading.active_count(), children()
     yield
     for group in GROUPS:
