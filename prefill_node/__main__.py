@@ -8,8 +8,7 @@ import zmq
 from engine.build import build_engines, check_movable, device_addresses
 from engine.errors import EngineError
 from fabric.errors import FabricError
-from fabric.libfabric import open_engine
-from fabric.placement import Wishes, find_placement
+from kv_messenger.data_plane import open_data_plane
 from kv_messenger.memory import register
 from prefill_node.config import PrefillConfig, parse_config
 from prefill_node.node import PrefillNode
@@ -32,15 +31,7 @@ def build_node(config: PrefillConfig) -> PrefillNode:
     member, options = config.membership, config.engine
     key = read_cluster_key(member.cluster_key)
     check_movable(options)
-    placement = find_placement(Wishes(member.host, member.nics, member.cores), device_addresses(options))
-    fabric = open_engine(
-        member.provider,
-        member.host,
-        device_memory=options.device == "cuda",
-        same_host=member.same_host,
-        rails=placement.rails,
-        nics=placement.nics,
-    )
+    fabric, cores = open_data_plane(member, device_addresses(options))
     engines = build_engines(options, head=False, count=config.dp)
     memory = [register(fabric, engine.pools, engine.context_memory) for engine in engines]
     return PrefillNode(
@@ -53,7 +44,7 @@ def build_node(config: PrefillConfig) -> PrefillNode:
         Gates(member.test_gates),
         port=config.port,
         max_queue=member.max_queue,
-        cores=placement.cores,
+        cores=cores,
         readable=options.device == "cpu",
     )
 

@@ -1,0 +1,30 @@
+"""A node's data plane: the fabric that its options ask for, on the NICs and cores near its devices."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from fabric.api import TransferEngine
+from fabric.libfabric import open_engine
+from fabric.placement import Wishes, find_placement
+from protocol.membership_options import Membership
+
+
+class DataPlane(NamedTuple):
+    """`cores`: for the messenger's thread; None: wherever the kernel puts it."""
+
+    fabric: TransferEngine
+    cores: frozenset[int] | None
+
+
+def open_data_plane(member: Membership, devices: Sequence[str]) -> DataPlane:
+    """`devices`: PCI addresses of the GPUs whose memory is moved; none: the host's is. Raises FabricUnavailable."""
+    placement = find_placement(Wishes(member.host, member.nics, member.cores), devices)
+    fabric = open_engine(
+        member.provider,
+        member.host,
+        device_memory=bool(devices),
+        same_host=member.same_host,
+        rails=placement.rails,
+        nics=placement.nics,
+    )
+    return DataPlane(fabric, placement.cores)
