@@ -19,7 +19,8 @@ from bench.engine_cells import FULL, QUICK, Plan
 from bench.engine_comparison import Comparison
 from bench.peers.environments import FOLDER, GGUF, LLAMA_CPP, MODEL, VLLM_CPU, Environment, PeerMissing, python_of
 from bench.peers.lines import Settings
-from bench.peers.process import PeerFailed, PeerProcess
+from bench.peers.orders import ChildFailed
+from bench.peers.process import PeerProcess
 
 OVERHEAD_STEPS = 100
 
@@ -53,7 +54,7 @@ def compare(plan: Plan, implementations: Sequence[Implementation], threads: int,
         for one in implementations:
             try:
                 comparison.peers[one.name] = _start(one, settings, cores)
-            except (PeerMissing, PeerFailed) as error:
+            except (PeerMissing, ChildFailed) as error:
                 comparison.missing[one.name] = str(error)
         comparison.run()
     finally:
@@ -63,13 +64,13 @@ def compare(plan: Plan, implementations: Sequence[Implementation], threads: int,
 
 
 def _start(one: Implementation, settings: Settings, cores: Sequence[int]) -> PeerProcess:
-    """Loaded. Raises PeerMissing or PeerFailed."""
+    """Loaded. Raises PeerMissing or ChildFailed."""
     python, log = python_of(one.environment), FOLDER / f"{one.name}.log"
     variables = one.environment.variables if one.environment else {}
     peer = PeerProcess(one.module, python, log, settings, cores, variables)
     try:
         peer.wait_ready()
-    except PeerFailed:
+    except ChildFailed:
         peer.close()
         raise
     return peer

@@ -10,7 +10,7 @@ from bench import engine_rows
 from bench.engine_cells import Cell, Phase, Plan, arrivals, prompts
 from bench.engine_rows import MixedRow, Row
 from bench.peers.lines import Peer, Served
-from bench.peers.process import PeerFailed
+from bench.peers.orders import ChildFailed
 
 SETTLE_S = 0.3
 """Between two engines: worker threads of the one spin for a moment after its last step."""
@@ -93,6 +93,6 @@ class Comparison:
     def _surviving(self, name: str) -> Iterator[None]:
         try:
             yield
-        except PeerFailed as error:
+        except ChildFailed as error:
             self.missing[name] = str(error)
             self.peers.pop(name).close()

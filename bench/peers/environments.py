@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.peers.process import ROOT
+from bench.peers.orders import ROOT
 from deploy.model import ModelError, download, unpack
 
 FOLDER = ROOT / ".kvferry" / "peers"

@@ -24,7 +24,7 @@ Answer = dict[str, Any]
 
 
 class ChildFailed(RuntimeError):
-    """It died, or fell silent; the message has its last words."""
+    """It died, fell silent or answered with an error; the message has its last words."""
 
 
 class Obeys(Protocol):
@@ -68,6 +68,10 @@ class Child:
                 stdout=subprocess.PIPE,
                 stderr=output if log else None,
             )
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
 
     def ask(self, **order: object) -> Answer:
         self.tell(**order)
@@ -114,7 +118,10 @@ class Child:
         self._process.stdout.close()
 
     def _last_words(self) -> str:
-        code = self._process.wait(END_S)
+        try:
+            code = self._process.wait(END_S)
+        except subprocess.TimeoutExpired:
+            return f"closed its pipes and does not end (see {self._log})"
         said = self._log.read_text(errors="replace") if self._log else ""
         lines = [line for line in said.splitlines() if line.strip()]
         return f"ended with {code}: {lines[-1] if lines else 'silently'}"

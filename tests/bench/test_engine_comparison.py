@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from bench.engine_cells import Cell, Load, Phase, Plan
 from bench.engine_comparison import MAX_STEPS, PROBE_STEPS, Comparison
 from bench.peers.lines import Arrival, Peer, Prompt, Served, Timed
-from bench.peers.process import PeerFailed
+from bench.peers.orders import ChildFailed
 
 PLAN = Plan(
     decode=(Cell(Phase.DECODE, 2, 8), Cell(Phase.DECODE, 1, 16)),
@@ -33,7 +33,7 @@ class FakePeer:
         self.diary.append(self.name)
         self.steps.append(steps)
         if len(self.steps) == self.dies_at:
-            raise PeerFailed("it died")
+            raise ChildFailed("it died")
         return Timed(len(prompts) * steps / self.rate, len(prompts) * steps)
 
     def prefill(self, prompt: Prompt) -> Timed:

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from bench.peers.lines import Arrival, Served, Settings, Timed
-from bench.peers.process import PeerFailed, PeerProcess
+from bench.peers.orders import ChildFailed
+from bench.peers.process import PeerProcess
 from tests.bench.fake_peer import DIES, DIES_AT_START, FAILS
 
 
@@ -36,13 +37,13 @@ def test_every_order_is_answered_and_what_libraries_print_goes_to_the_log(tmp_pa
 def test_an_error_is_told_and_the_peer_lives_on(tmp_path: Path) -> None:
     with fake(tmp_path / "log", FAILS) as peer:
         peer.wait_ready()
-        with pytest.raises(PeerFailed, match="ValueError: it cannot do that"):
+        with pytest.raises(ChildFailed, match="ValueError: it cannot do that"):
             peer.decode([[1]], steps=1)
         assert peer.prefill([5]).tokens == 1
 
 
 @pytest.mark.parametrize(("way", "words"), [(DIES_AT_START, "ended with 1: no such model"), (DIES, "ended with 3")])
 def test_the_last_words_of_one_that_dies_are_the_reason(tmp_path: Path, way: str, words: str) -> None:
-    with fake(tmp_path / "log", way) as peer, pytest.raises(PeerFailed, match=words):
+    with fake(tmp_path / "log", way) as peer, pytest.raises(ChildFailed, match=words):
         peer.wait_ready()
         peer.decode([[1]], steps=1)
