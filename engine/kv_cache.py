@@ -9,6 +9,14 @@ from engine.geometry import LayerGroup
 
 
 @dataclass(frozen=True)
+class Places:
+    """Token i lies in slot `slots[i]` of block `blocks[i]`."""
+
+    blocks: torch.Tensor
+    slots: torch.Tensor
+
+
+@dataclass(frozen=True)
 class LayerCache:
     """One layer's view of a pool, heads before tokens. `keys` and `values`: `[blocks, kv_heads, page_size, head_dim]`,
     strided. `group` indexes the geometry's groups (and with them a row's `tables`). Where pages have one part, a latent

@@ -18,15 +18,7 @@ from engine.attention.base import AttentionScores
 from engine.attention.contiguous import attend_contiguous
 from engine.attention.masks import causal_mask
 from engine.forward_batch import BatchRow
-from engine.kv_cache import PagedKVCache
-
-
-@dataclass(frozen=True)
-class Slots:
-    """Token i lies in slot `slots[i]` of block `blocks[i]`."""
-
-    blocks: torch.Tensor
-    slots: torch.Tensor
+from engine.kv_cache import PagedKVCache, Places
 
 
 @dataclass(frozen=True)
@@ -42,8 +34,8 @@ class LatentRow:
 class LatentPlan:
     """Where the packed tokens go, and where what each row sees lies, one context after the other."""
 
-    written: Slots
-    read: Slots
+    written: Places
+    read: Places
     rows: list[LatentRow]
 
 
@@ -62,8 +54,8 @@ class TorchLatentAttention:
             plans.append(LatentRow(tokens, context, self._mask(row)))
             token, seen = tokens.stop, context.stop
         return LatentPlan(
-            self._slots((row, row.start) for row in rows),
-            self._slots((row, 0) for row in rows),
+            self._places((row, row.start) for row in rows),
+            self._places((row, 0) for row in rows),
             plans,
         )
 
@@ -99,7 +91,7 @@ class TorchLatentAttention:
             return None
         return causal_mask(range(row.start, row.end), range(row.end), self._dtype, device=self._cache.device)
 
-    def _slots(self, rows: Iterable[tuple[BatchRow, int]]) -> Slots:
+    def _places(self, rows: Iterable[tuple[BatchRow, int]]) -> Places:
         """Of each row's tokens from that position on."""
         size, blocks, slots = self._cache.page_size, [], []
         for row, first in rows:
@@ -107,4 +99,4 @@ class TorchLatentAttention:
             blocks.append(np.asarray(row.tables[self._group], np.int64)[positions // size])
             slots.append(positions % size)
         device = self._cache.device
-        return Slots(*(torch.from_numpy(np.concatenate(each)).to(device) for each in (blocks, slots)))
+        return Places(*(torch.from_numpy(np.concatenate(each)).to(device) for each in (blocks, slots)))

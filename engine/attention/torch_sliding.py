@@ -11,15 +11,7 @@ from engine.attention.base import AttentionScores
 from engine.attention.contiguous import attend_contiguous
 from engine.attention.masks import causal_mask
 from engine.forward_batch import BatchRow
-from engine.kv_cache import PagedKVCache
-
-
-@dataclass(frozen=True)
-class Places:
-    """Token i lies in slot `slots[i]` of block `blocks[i]`."""
-
-    blocks: torch.Tensor
-    slots: torch.Tensor
+from engine.kv_cache import PagedKVCache, Places
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@
 #define KF_RING_SLOTS_MAX 65536
 #define KF_OFFERED_REGIONS_MAX 4096
 #define KF_CACHE_LINE 64
+#define KF_LOOKS 64 /* packets read by one look */
 
 typedef struct {
     uint64_t source_region; /* as offered */

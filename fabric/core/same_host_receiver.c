@@ -7,7 +7,6 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#define KF_LOOKS 64             /* packets read by one look */
 #define KF_TURN_WRITES 64       /* taken before the next endpoint has its turn */
 #define KF_TURN_BYTES (1 << 20) /* copied before that; a larger write takes several turns */
 

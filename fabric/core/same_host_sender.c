@@ -6,7 +6,6 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#define KF_LOOKS 64 /* packets read by one look */
 
 static uint64_t kf_power_of_two(uint64_t at_least) {
     uint64_t power = 1;
