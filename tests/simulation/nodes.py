@@ -1,6 +1,7 @@
 """What both kinds of nodes have, put together as `prefill_node.node` and `decode_node.node` do it, but for threads and
 sockets: everything that decides anything is what real nodes run."""
 
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -111,7 +112,7 @@ class SimulatedPump:
         self._schedule.after(TICK_S, self._tick, self._process)
 
 
-class Node:
+class Node(ABC):
     """What both kinds have: a process, a fabric with one pool registered, a pump, a control thread, a router link."""
 
     role: Role
@@ -149,8 +150,8 @@ class Node:
         return prefill if self.role is Role.PREFILL else decode
 
     @property
-    def draining(self) -> bool:
-        raise NotImplementedError
+    @abstractmethod
+    def draining(self) -> bool: ...
 
     def status(self) -> NodeStatus:
         return NodeStatus(
@@ -181,22 +182,26 @@ class Node:
         self._on_tick()
         self.around.schedule.after(CONTROL_TICK_S, self._control_tick, self.process)
 
+    @abstractmethod
     def _on_tick(self) -> None: ...
 
+    @abstractmethod
     def _on_router_message(self, message: DecodeRequest | Abort) -> None: ...
 
+    @abstractmethod
     def _on_router_lost(self) -> None: ...
 
+    @abstractmethod
     def _on_gate_released(self) -> None: ...
 
+    @abstractmethod
     def drain(self) -> None:
         """Take nothing new."""
-        raise NotImplementedError
 
+    @abstractmethod
     def stop(self) -> None:
         """After draining: end what still runs. The process ends when `idle` says so, or after STOP_S."""
-        raise NotImplementedError
 
     @property
-    def idle(self) -> bool:
-        raise NotImplementedError
+    @abstractmethod
+    def idle(self) -> bool: ...

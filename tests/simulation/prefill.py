@@ -16,11 +16,7 @@ from kv_messenger.sources import Source
 from prefill_node.engine_port import ChunkAnnouncer, PrefillEngine
 from prefill_node.server import DecodePeers
 from protocol.gates import Gates
-from protocol.messages import (
-    Failure,
-    FailureCode,
-    Role,
-)
+from protocol.messages import Abort, DecodeRequest, Failure, FailureCode, Role
 from tests.simulation.engines import ComputingEngine
 from tests.simulation.nodes import MAX_QUEUE, STEP_S, Node, Surroundings
 from tests.simulation.schedule import Process
@@ -150,6 +146,15 @@ class SimulatedPrefillNode(Node):
     @property
     def idle(self) -> bool:
         return self.sender.transfers == 0
+
+    def _on_tick(self) -> None:
+        """Its engine has a clock of its own."""
+
+    def _on_router_message(self, message: DecodeRequest | Abort) -> None:
+        """Routers send requests to decode nodes alone."""
+
+    def _on_router_lost(self) -> None:
+        """Its decode nodes are told."""
 
     def _on_gate_released(self) -> None:
         self.pump.submit(self.sender.on_gate_released)
