@@ -8,10 +8,10 @@ MAX_RAILS = 32
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """endpoint_writes: writes outstanding on one rail of an endpoint. domain_writes: in all, times rails; an endpoint
-    with none outstanding may always post one, so that stalled peers cannot keep another from its turn.
-    connect_seconds: an endpoint that could not post for so long, with nothing outstanding, has failed; a tenth of it
-    once it was connected.
+    """endpoint_writes: writes outstanding on one rail of an endpoint. domain_writes: in all, times rails; but each
+    endpoint with anything to post, or on its way, may always have its equal share of them, and one at least, so that
+    stalled peers cannot slow down another. connect_seconds: an endpoint that could not post for so long, with nothing
+    outstanding, has failed; a tenth of it once it was connected.
     """
 
     endpoint_writes: int = 64

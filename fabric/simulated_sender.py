@@ -109,7 +109,9 @@ class SimulatedSender:
     def _may_post(self, endpoint: SimulatedEndpoint) -> bool:
         if not endpoint.queue:
             return False
-        return not endpoint.outstanding.total() or self.outstanding < self._limits.domain_writes * self._rails
+        cap = self._limits.domain_writes * self._rails
+        busy = sum(bool(other.queue or other.outstanding.total()) for other in self.endpoints.values())
+        return self.outstanding < cap or endpoint.outstanding.total() < max(1, cap // busy)
 
     def _post_some(self, endpoint: SimulatedEndpoint) -> bool:
         posted = False

@@ -34,7 +34,7 @@ typedef struct {
     const kf_rail_name *rails;
     uint32_t rail_count;   /* 1 to KF_MAX_RAILS; 0 without a provider */
     uint32_t endpoint_cap; /* writes outstanding on one rail of an endpoint */
-    uint32_t domain_cap;   /* writes outstanding in all, times rails; an endpoint with none may always post one */
+    uint32_t domain_cap;   /* writes outstanding in all, times rails; each may always have its equal share of them */
     int32_t device_memory; /* not 0: only providers that also take memory of CUDA devices */
     int64_t connect_timeout_ns; /* an endpoint that cannot post for this long, with nothing outstanding, failed */
 } kf_options;

@@ -178,6 +178,7 @@ struct kf_engine {
     kf_node ready_slots, ready_endpoints, ready_batches;
     kf_slot slots[KF_SLOTS];
     kf_counters counters;
+    int64_t share; /* that each endpoint may have outstanding, as of the last posting */
     uint64_t regions_made;
     bool cannot_map;   /* what a peer on this host offered: later ones come by way of the provider */
     bool look;         /* a descriptor was readable: it may be a socket of a peer on this host */

@@ -11,9 +11,25 @@
 #define KF_BACKOFF_MAX_NS 1000000
 #define KF_RECONNECT_SHARE 10    /* of connect_timeout, for a connection that was there before */
 
-static bool kf_may_post(const kf_engine *engine, const kf_endpoint *endpoint) {
+static int64_t kf_engine_cap(const kf_engine *engine) {
     int64_t rails = engine->options.rail_count ? engine->options.rail_count : 1;
-    return !endpoint->outstanding || engine->counters.outstanding < rails * engine->options.domain_cap;
+    return rails * engine->options.domain_cap;
+}
+
+/* What those that have anything to post, or on its way, may each have outstanding whatever the others have: peers that
+ * stand still with all of the cap must not slow down one that lives. */
+static int64_t kf_fair_share(const kf_engine *engine) {
+    int64_t busy = 0;
+    for (const kf_node *node = engine->endpoints.next; node != &engine->endpoints; node = node->next) {
+        const kf_endpoint *endpoint = KF_OWNER(node, kf_endpoint, link);
+        busy += endpoint->outstanding || kf_linked(&endpoint->queue);
+    }
+    int64_t share = busy ? kf_engine_cap(engine) / busy : 0;
+    return share ? share : 1;
+}
+
+static bool kf_may_post(const kf_engine *engine, const kf_endpoint *endpoint) {
+    return endpoint->outstanding < engine->share || engine->counters.outstanding < kf_engine_cap(engine);
 }
 
 static bool kf_port_is_open(const kf_engine *engine, const kf_port *port, int64_t now) {
@@ -141,6 +157,7 @@ static bool kf_post_some(kf_engine *engine, kf_endpoint *endpoint, int64_t now) 
 /* Round robin: each endpoint a quantum, until none can post; the first one goes to the back for the next call. */
 bool kf_post_all(kf_engine *engine, int64_t now) {
     bool any = false, moved = true;
+    engine->share = kf_fair_share(engine);
     while (moved) {
         moved = false;
         for (kf_node *node = engine->endpoints.next; node != &engine->endpoints; node = node->next) {

@@ -118,7 +118,7 @@ def test_unknown_and_reported_handles_cancel_to_nothing(link: Link) -> None:
 
 
 def test_a_stalled_peer_does_not_block_another(fabric: Fabric) -> None:
-    """The stalled one holds the whole domain's cap; the other still gets its turn, one write at a time."""
+    """The stalled one holds the whole domain's cap; the other still has its share of it."""
     link = connected(fabric)
     sender, other = link.sender, fabric.party()
     memory, region = other.memory(32 * PAGE, fill=0)
