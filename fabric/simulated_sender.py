@@ -110,8 +110,10 @@ class SimulatedSender:
         if not endpoint.queue:
             return False
         cap = self._limits.domain_writes * self._rails
+        if self.outstanding < cap:
+            return True
         busy = sum(bool(other.queue or other.outstanding.total()) for other in self.endpoints.values())
-        return self.outstanding < cap or endpoint.outstanding.total() < max(1, cap // busy)
+        return endpoint.outstanding.total() < max(1, cap // busy)
 
     def _post_some(self, endpoint: SimulatedEndpoint) -> bool:
         posted = False
