@@ -6,19 +6,14 @@ import time
 from pathlib import Path
 from typing import Any
 
-from bench.messenger_shape import COMPATIBILITY, LAYOUT, Burner, common_order, pool, tables
+from bench.messenger_ends import Means, ReceivingEnd
+from bench.messenger_shape import LAYOUT, Burner, common_order, pool, tables
 from bench.null_device import build_null
 from bench.peers.orders import obey_orders
-from decode_node.server import PrefillLinks
 from engine.config import ContinuousBatchingConfig
 from engine.loop import EngineLoop
-from fabric.libfabric import open_engine
+from fabric.api import MemoryRegion, TransferEngine
 from kv_messenger.attempts import Arrival, Fetch
-from kv_messenger.peers import Introduction
-from kv_messenger.pump import Pump
-from kv_messenger.receiver import Receiver
-from kv_messenger.targets import Target
-from protocol.channel import ControlThread
 from protocol.curve import ClusterKey, read_cluster_key
 from protocol.messages import Failure, PrefillAddress, PrefillTimes
 from protocol.ticket import TransferKey
@@ -68,28 +63,17 @@ class Decode:
     """`requests`, `pages`: at most, of one order."""
 
     def __init__(self, name: str, provider: str, requests: int, pages: int, key: ClusterKey) -> None:
-        self._instance = f"bench-{name}"
-        self._fabric = open_engine(provider or None)
         self._pool = pool(requests, pages)
-        region = self._fabric.register(self._pool.ctypes.data, self._pool.nbytes)
         self._loop = EngineLoop(build_null(ContinuousBatchingConfig(page_size=16, num_blocks=8)), lambda _: None)
         self._owner = Owner(self._loop)
         self._burner = Burner()
-        self._control = ControlThread(key, self._instance, lambda: None)
-        links = PrefillLinks(self._control)
-        self._receiver = Receiver(
-            me=Introduction(self._instance, name, COMPATIBILITY, LAYOUT),
-            fabric=self._fabric,
-            targets=[Target(self._owner, [region])],
-            send=links.send,
-            hang_up=links.hang_up,
-        )
-        self._pump = Pump(self._fabric, self._receiver)
-        links.deliver_to(self._pump, self._receiver)
+        self._end = ReceivingEnd(name, Means(provider, LAYOUT, self._register, key), self._owner)
         self._fetched = 0
         self._loop.start()
-        self._pump.start()
-        self._control.start()
+        self._end.start()
+
+    def _register(self, fabric: TransferEngine) -> MemoryRegion:
+        return fabric.register(self._pool.ctypes.data, self._pool.nbytes)
 
     def obey(self, order: dict[str, Any]) -> dict[str, Any]:
         if order["do"] == "fetch":
@@ -100,7 +84,7 @@ class Decode:
         for request in range(requests):
             self._fetched += 1
             fetch = Fetch(
-                key=TransferKey(f"request-{self._fetched}", 1, self._instance),
+                key=TransferKey(f"request-{self._fetched}", 1, self._end.instance),
                 public_id="",
                 peer=peer,
                 tokens=[0] * pages * LAYOUT.page_size,
@@ -108,13 +92,12 @@ class Decode:
                 first_page=0,
                 deadline_s=DEADLINE_S,
             )
-            self._pump.submit(lambda fetch=fetch: self._receiver.fetch(fetch))  # type: ignore[misc]
+            self._end.pump.submit(lambda fetch=fetch: self._end.receiver.fetch(fetch))  # type: ignore[misc]
         return self._owner.wait(requests)
 
     def close(self) -> None:
         self._burner.switch(False)
-        self._control.close()
-        self._pump.close()
+        self._end.close()
         self._loop.stop()
 
 

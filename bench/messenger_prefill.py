@@ -10,34 +10,19 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.messenger_shape import (
-    COMPATIBILITY,
-    LAYERS,
-    LAYOUT,
-    PEER_NAME,
-    Burner,
-    common_order,
-    cpu_share,
-    pool,
-    tables,
-)
+from bench.messenger_ends import INSTANCE, Means, SendingEnd
+from bench.messenger_shape import LAYERS, LAYOUT, PEER_NAME, Burner, common_order, cpu_share, pool, tables
 from bench.native import advance
 from bench.peers.orders import obey_orders
-from engine.progress import ProgressWord
-from fabric.api import Event, MemoryRegion, PageWrites, WritesEnded
+from fabric.api import Event, MemoryRegion, PageWrites, TransferEngine, WritesEnded
 from fabric.libfabric import open_engine
 from kv_messenger.pump import Pump
 from kv_messenger.sender import Sender
 from kv_messenger.sender_transfer import Chunk
-from kv_messenger.sources import Source
-from prefill_node.server import DecodePeers
-from protocol.channel import ControlThread
 from protocol.curve import ClusterKey, read_cluster_key
-from protocol.gates import Gates
 from protocol.messages import Failure
 
 WAIT_S = 60.0
-INSTANCE = "bench-prefill"
 IMMEDIATE = 1 << 20
 
 
@@ -91,36 +76,26 @@ class Prefill:
     """`requests`, `pages`: at most, of one order."""
 
     def __init__(self, provider: str, requests: int, pages: int, key: ClusterKey) -> None:
-        self._fabric = open_engine(provider or None)
         self._pool = pool(requests, pages)
-        self._region: MemoryRegion = self._fabric.register(self._pool.ctypes.data, self._pool.nbytes)
-        self._word = ProgressWord()
         self._engine = PlayedEngine()
         self._burner = Burner()
-        self._control = ControlThread(key, INSTANCE, lambda: None)
-        peers = DecodePeers(self._control)
-        self._sender = Sender(
-            instance=INSTANCE,
-            compatibility=COMPATIBILITY,
-            layout=LAYOUT,
-            fabric=self._fabric,
-            sources=[Source(self._engine, self._word.address, [self._region])],
-            send=peers.send,
-            gates=Gates(),
-        )
-        self._watch = Watch(self._sender)
-        self._pump = Pump(self._fabric, self._watch)
-        peers.deliver_to(self._pump, self._sender)
-        self._address = peers.bind("tcp://127.0.0.1:0")
-        self._pump.start()
-        self._control.start()
+        self._end = SendingEnd(Means(provider, LAYOUT, self._register, key), self._engine, self._watched)
+        self._fabric, self._word, self._sender = self._end.fabric, self._end.word, self._end.sender
+        self._pump = self._end.pump
+
+    def _register(self, fabric: TransferEngine) -> MemoryRegion:
+        return fabric.register(self._pool.ctypes.data, self._pool.nbytes)
+
+    def _watched(self, sender: Sender) -> Watch:
+        self._watch = Watch(sender)
+        return self._watch
 
     def obey(self, order: dict[str, Any]) -> dict[str, Any]:
         if order["do"] == "introduce":
             return {
                 "instance": INSTANCE,
                 "name": PEER_NAME,
-                "address": self._address,
+                "address": self._end.address,
                 "provider": self._fabric.provider,
             }
         if order["do"] == "compute":
@@ -162,7 +137,7 @@ class Prefill:
     def _blocked(self, landing: bytes, seconds: float) -> float:
         """The share of a core that it costs a second messenger to be told EAGAIN all the time."""
         fabric = open_engine(self._fabric.provider)
-        region = fabric.register(self._pool.ctypes.data, self._pool.nbytes)
+        region = self._register(fabric)
         batch = PageWrites(region, [0], 1, 0, region.remote, [0], 1, 0, 4096, IMMEDIATE)
         pump = Pump(fabric, Nobody())
         pump.start()
@@ -180,8 +155,7 @@ class Prefill:
 
     def close(self) -> None:
         self._burner.switch(False)
-        self._control.close()
-        self._pump.close()
+        self._end.close()
 
 
 def _move(moved_ns: int, batches: Sequence[WritesEnded]) -> list[int]:
