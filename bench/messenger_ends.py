@@ -38,6 +38,7 @@ class SendingEnd:
     """`watch`: what the pump tells instead of the sender itself. Runs once it is built."""
 
     def __init__(self, means: Means, engine: EnginePort, watch: Callable[[Sender], PumpOwner] = lambda it: it) -> None:
+        self._means = means  # the pool that it registers must live as long
         self.fabric = open_engine(means.provider or None)
         self.region = means.register(self.fabric)
         self.word = ProgressWord()
@@ -68,6 +69,7 @@ class ReceivingEnd:
 
     def __init__(self, name: str, means: Means, owner: TargetOwner) -> None:
         self.instance = f"bench-{name}"
+        self._means = means  # the pool that it registers must live as long
         self.fabric = open_engine(means.provider or None)
         region = means.register(self.fabric)
         self._control = ControlThread(means.key, self.instance, lambda: None)
