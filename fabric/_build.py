@@ -12,7 +12,7 @@ from cffi import FFI
 ROOT = Path(__file__).resolve().parent.parent
 CORE = Path("fabric/core")
 SAME_HOST = ("same_host_socket", "same_host_memory", "same_host_sender", "same_host_receiver")
-SOURCES = ("provider", "device_memory", "endpoint", "batch", "immediates", "posting", "progress", "relay", *SAME_HOST)
+SOURCES = ("provider", "device_memory", "endpoint", "batch", "immediates", "posting", "acknowledging", "progress", "relay", *SAME_HOST)
 
 ffi = FFI()
 _header = (ROOT / CORE / "core.h").read_text()

@@ -108,6 +108,7 @@ void kf_leave_queue(kf_batch *batch) {
 /* Nothing more of it will be posted. */
 void kf_stop_batch(kf_engine *engine, kf_batch *batch) {
     batch->stopped = true;
+    kf_release_held(engine, batch);
     if (batch->word)
         kf_disarm(engine, batch);
     else

@@ -55,6 +55,8 @@ static inline void kf_mark_ready(kf_node *head, kf_node *node) {
 typedef struct kf_operation {
     struct fi_context2 context;
     kf_batch *batch;
+    uint64_t number; /* of the port's writes */
+    bool acknowledged; /* its completion is the peer's word that it was delivered */
     struct kf_operation *next_free;
 } kf_operation;
 
@@ -98,6 +100,8 @@ typedef struct kf_port {
     fi_addr_t *peers; /* by the peer's rail; FI_ADDR_NOTAVAIL: not used yet */
     bool was_connected, lost; /* lost: failed, while the endpoint goes on with its others; or never to be used */
     kf_operation *operations, *free_operations;
+    kf_operation *held;           /* handed over, and not known to be delivered */
+    uint64_t numbered, delivered; /* writes posted; the last one that the peer has acknowledged */
     uint32_t outstanding;
     int64_t retry_at, backoff, blocked_since; /* after FI_EAGAIN; 0: not blocked, or nothing is left to post */
     kf_receive *receives, *idle_receives; /* idle: consumed, or not posted yet */
@@ -171,6 +175,7 @@ struct kf_engine {
     kf_rail rails[KF_MAX_RAILS];
     size_t address_size; /* of a port */
     bool delivery_complete;
+    bool in_order; /* each write is delivered before those that are posted behind it on its endpoint */
     bool without_descriptors;  /* no descriptor tells of completions: look between naps */
     int epoll_fd, event_fd;
     int woken; /* atomic */
@@ -232,6 +237,11 @@ void kf_fail_batch(kf_engine *engine, kf_batch *batch, const kf_error *error);
 void kf_end_if_done(kf_engine *engine, kf_batch *batch);
 void kf_free_batch(kf_batch *batch);
 void kf_fire_words(kf_engine *engine, int64_t now);
+
+/* acknowledging.c */
+uint64_t kf_promise(const kf_engine *engine, kf_port *port, const kf_batch *batch);
+void kf_handed_over(kf_engine *engine, kf_port *port, kf_operation *operation, int64_t now);
+void kf_release_held(kf_engine *engine, kf_batch *batch);
 
 /* posting.c */
 void kf_completed(kf_engine *engine, kf_port *port, kf_operation *operation, const kf_error *error, int64_t now);

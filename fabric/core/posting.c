@@ -58,14 +58,14 @@ static ssize_t kf_post_write(kf_engine *engine, kf_port *port, kf_batch *batch, 
     struct fi_msg_rma message = {
         .msg_iov = &local, .desc = &desc, .iov_count = 1, .addr = peer, .rma_iov = &remote, .rma_iov_count = 1,
         .context = port->free_operations, .data = batch->immediate};
-    uint64_t done = engine->delivery_complete ? FI_DELIVERY_COMPLETE : FI_TRANSMIT_COMPLETE;
-    return fi_writemsg(port->ep, &message, FI_REMOTE_CQ_DATA | FI_COMPLETION | done);
+    return fi_writemsg(port->ep, &message, FI_REMOTE_CQ_DATA | FI_COMPLETION | kf_promise(engine, port, batch));
 }
 
 static void kf_posted(kf_engine *engine, kf_port *port, kf_batch *batch, int64_t now) {
     kf_operation *operation = port->free_operations;
     port->free_operations = operation->next_free;
     operation->batch = batch;
+    port->numbered++;
     if (!batch->posted++) batch->first_posted_ns = now;
     batch->last_posted_ns = now;
     batch->outstanding++;
@@ -233,7 +233,7 @@ static void kf_read_success(kf_engine *engine, kf_port *port, const struct fi_cq
         port->was_connected = true;
         kf_count_immediate(engine, port->endpoint, (uint32_t)entry->data, now);
     } else if (kf_is_operation(port, entry->op_context)) {
-        kf_completed(engine, port, entry->op_context, NULL, now);
+        kf_handed_over(engine, port, entry->op_context, now);
     }
     if (port->receives) kf_receive_consumed(port, entry->op_context);
 }

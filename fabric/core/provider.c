@@ -107,6 +107,8 @@ static int kf_choose_all(kf_engine *engine, bool delivery_complete) {
         int rc = kf_choose(engine, &engine->rails[i], delivery_complete);
         if (rc) return rc;
     }
+    const struct fi_tx_attr *sends = engine->rails[0].info->tx_attr;
+    engine->in_order = delivery_complete && engine->options.rail_count == 1 && sends->msg_order & FI_ORDER_RMA_WAW;
     return 0;
 }
 

@@ -4,16 +4,12 @@ No provider of a machine without a NIC is like that, so the core is compiled her
 """
 
 import errno
-import importlib.util
-import shutil
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-from cffi import FFI
 
-from fabric import _build
+from tests.fabric.scripted import compile_script
 
 ALL = 512
 DECLARED = """
@@ -25,24 +21,7 @@ int script_posted(void); int script_failed(void); int script_seen(void);
 
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """The core's sources with the script, as a module of its own."""
-    folder = tmp_path_factory.mktemp("scripted")
-    shutil.copytree(_build.ROOT / _build.CORE, folder / "core", ignore=shutil.ignore_patterns("*.o"))
-    ffi = FFI()
-    ffi.cdef(DECLARED)
-    ffi.set_source(
-        "scripted_receives",
-        (Path(__file__).parent / "scripted_receives.c").read_text(),
-        sources=[str(folder / "core" / f"{name}.c") for name in _build.SOURCES],
-        include_dirs=[str(folder / "core")],
-        libraries=["fabric"],
-        extra_compile_args=["-O0", "-std=gnu11"],
-    )
-    spec = importlib.util.spec_from_file_location("scripted_receives", ffi.compile(tmpdir=str(folder)))
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.lib
+    return compile_script("scripted_receives", DECLARED, tmp_path_factory.mktemp("scripted"))
 
 
 @pytest.fixture
