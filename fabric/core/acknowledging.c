@@ -8,10 +8,13 @@
 
 #define KF_ASKS_PER_CAP 4 /* acknowledgements under way where as many writes are outstanding as may be */
 
+/* No word is awaited, or none at all is outstanding: the next write may always be posted, and asks. */
+bool kf_all_is_held(const kf_endpoint *endpoint) { return endpoint->outstanding == endpoint->held; }
+
 static bool kf_asks(const kf_engine *engine, const kf_port *port, const kf_batch *batch) {
     uint64_t every = engine->options.endpoint_cap / KF_ASKS_PER_CAP;
-    bool last = batch->posted + 1 == batch->count;
-    return !engine->in_order || last || every < 2 || port->numbered % every == 0;
+    bool last = batch->posted + 1 == batch->count, nobody = kf_all_is_held(port->endpoint);
+    return !engine->in_order || last || nobody || every < 2 || port->numbered % every == 0;
 }
 
 /* The flag for the write that is about to be posted with the port's next free operation. */
@@ -33,6 +36,7 @@ static void kf_complete_held(kf_engine *engine, kf_port *port, const kf_batch *s
             continue;
         }
         *link = operation->next_free;
+        port->endpoint->held--;
         kf_completed(engine, port, operation, NULL, now);
     }
 }
@@ -43,6 +47,7 @@ void kf_handed_over(kf_engine *engine, kf_port *port, kf_operation *operation, i
     if (held) {
         operation->next_free = port->held;
         port->held = operation;
+        port->endpoint->held++;
         return;
     }
     if (operation->acknowledged && operation->number > port->delivered) port->delivered = operation->number;

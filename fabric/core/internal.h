@@ -122,7 +122,7 @@ struct kf_endpoint {
     kf_node ready;   /* engine->ready_endpoints */
     kf_node batches; /* every batch of this endpoint that has not ended */
     kf_node queue;   /* batches with writes to post now, in order */
-    uint32_t outstanding;
+    uint32_t outstanding, held; /* held: of those outstanding, see acknowledging.c */
     uint32_t turn; /* whose turn it is: counts the writes, over all batches */
     unsigned char *address; /* of the peer's landing: one on each of its rails, one after the other */
     uint32_t address_count;
@@ -241,6 +241,7 @@ void kf_fire_words(kf_engine *engine, int64_t now);
 /* acknowledging.c */
 uint64_t kf_promise(const kf_engine *engine, kf_port *port, const kf_batch *batch);
 void kf_handed_over(kf_engine *engine, kf_port *port, kf_operation *operation, int64_t now);
+bool kf_all_is_held(const kf_endpoint *endpoint);
 void kf_release_held(kf_engine *engine, kf_batch *batch);
 
 /* posting.c */

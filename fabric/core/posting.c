@@ -29,7 +29,8 @@ static int64_t kf_fair_share(const kf_engine *engine) {
 }
 
 static bool kf_may_post(const kf_engine *engine, const kf_endpoint *endpoint) {
-    return endpoint->outstanding < engine->share || engine->counters.outstanding < kf_engine_cap(engine);
+    bool room = endpoint->outstanding < engine->share || engine->counters.outstanding < kf_engine_cap(engine);
+    return room || kf_all_is_held(endpoint);
 }
 
 static bool kf_port_is_open(const kf_engine *engine, const kf_port *port, int64_t now) {

@@ -51,10 +51,10 @@ static void script_open_port(int cap) {
     }
 }
 
-static void script_open(int cap, int in_order) {
+static void script_open(int cap, int in_order, int in_all) {
     memset(&script, 0, sizeof script);
     kf_engine *engine = script.engine = calloc(1, sizeof *engine);
-    engine->options = (kf_options){.rail_count = 1, .endpoint_cap = (uint32_t)cap, .domain_cap = MOST};
+    engine->options = (kf_options){.rail_count = 1, .endpoint_cap = (uint32_t)cap, .domain_cap = (uint32_t)in_all};
     engine->delivery_complete = true;
     engine->in_order = in_order;
     engine->closing = true; /* no relay */

@@ -12,7 +12,7 @@ from tests.fabric.scripted import compile_script
 
 CAP = 16
 DECLARED = """
-void script_open(int cap, int in_order); void script_close(void); void script_queue(int count);
+void script_open(int cap, int in_order, int in_all); void script_close(void); void script_queue(int count);
 void script_complete(int write); void script_go_on(void); void script_cancel(void);
 int script_posted(void); int script_asked(int write); int script_outstanding(void); int script_completed(void);
 int script_ended(void);
@@ -26,8 +26,8 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 @pytest.fixture
 def opened(compiled: Any) -> Iterator[Callable[..., Any]]:
-    def opened(cap: int = CAP, in_order: bool = True) -> Any:
-        compiled.script_open(cap, in_order)
+    def opened(cap: int = CAP, in_order: bool = True, in_all: int = CAP) -> Any:
+        compiled.script_open(cap, in_order, in_all)
         return compiled
 
     yield opened
@@ -60,6 +60,21 @@ def test_however_few_may_be_outstanding_one_of_them_asks(cap: int, opened: Calla
             script.script_complete(write)
         script.script_go_on()
         assert script.script_outstanding() <= cap and (script.script_posted(), script.script_outstanding()) != before
+    assert (script.script_posted(), script.script_completed()) == (40, 40)
+
+
+@pytest.mark.parametrize("in_all", [1, 2, 3])
+def test_one_that_shares_a_small_cap_with_all_others_always_comes_to_ask(
+    in_all: int, opened: Callable[..., Any]
+) -> None:
+    script = opened(in_all=in_all)
+    script.script_queue(40)
+    given = 0
+    while not script.script_ended():
+        assert given < script.script_posted(), "it waits for a word that it did not ask for"
+        script.script_complete(given)
+        given += 1
+        script.script_go_on()
     assert (script.script_posted(), script.script_completed()) == (40, 40)
 
 
