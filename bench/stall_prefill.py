@@ -65,7 +65,12 @@ class Prefill:
         if order["do"] == "introduce":
             return {"instance": INSTANCE, "name": PEER_NAME, "address": self._end.address}
         assert order["do"] == "count", order
-        return {"lost": sender.counters.peers_lost, "sessions": sender.sessions, "transfers": sender.transfers}
+        return {
+            "lost": sender.counters.peers_lost,
+            "sessions": sender.sessions,
+            "transfers": sender.transfers,
+            "outstanding": self._end.pump.count().outstanding,
+        }
 
     def _compute(self) -> None:
         while names := self._submitted.take():

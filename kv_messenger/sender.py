@@ -8,11 +8,13 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from fabric.api import EndpointFailed, Event, TransferEngine, WritesEnded, WritesFailed
 from fabric.errors import FabricError
 from kv_messenger.checksums import HeldPages, checksums, places
 from kv_messenger.context import slot_checksums
+from kv_messenger.credits import Credits, Prompt
 from kv_messenger.last_words import LastWords, SendToPeer
 from kv_messenger.plan import TransferPlan
 from kv_messenger.sender_transfer import (
@@ -79,6 +81,7 @@ class Sender:
 
     def __post_init__(self) -> None:
         self._sessions = Sessions(self.fabric, self.clock)
+        self._credits = Credits(self.layout)
         self._arming = GatedArming(self.gates, self._arm)
         self._last_words = LastWords(self.instance, self.send)
 
@@ -89,6 +92,11 @@ class Sender:
     @property
     def sessions(self) -> int:
         return len(self._sessions)
+
+    @property
+    def waiting(self) -> int:
+        """Prompts that no engine has been given yet: their decode nodes have taken their share of its memory."""
+        return self._credits.waiting
 
     def wait_idle(self, timeout: float) -> bool:
         """From any thread: wait until no transfer is open. False if some still are."""
@@ -126,6 +134,9 @@ class Sender:
         if request.checksums and not self.readable:
             why = "the decode node compares pages (--debug-pages), and this prefill node's are in a GPU's memory"
             self._refuse(key, Failure(FailureCode.INCOMPATIBLE, why))
+            return
+        if not self._credits.may_wait(key.instance):
+            self._refuse(key, Failure(FailureCode.OVERLOADED, "too many prompts of this decode node wait already"))
             return
         source = self._sent.least_busy(self.sources)
         plan = TransferPlan(
@@ -187,8 +198,7 @@ class Sender:
         for session in self._sessions.silent(now):
             self._lose(session, "no heartbeat")
             self._sessions.forgive(session)
-        for sent in self._sent.expired(now):
-            self._do(sent, sent.transfer.stop(Failure(FailureCode.DEADLINE, "the request's deadline passed")))
+        self._stop(self._sent.expired(now), Failure(FailureCode.DEADLINE, "the request's deadline passed"))
 
     def on_gate_released(self) -> None:
         self._arming.on_released()
@@ -224,11 +234,19 @@ class Sender:
     def _accept(self, request: PrefillRequest, plan: TransferPlan, source: Source) -> None:
         key, tokens = request.ticket.key, request.tokens
         transfer = SenderTransfer(key, plan, time.monotonic_ns(), self.clock() + request.deadline_s)
-        self._sent.add(Sent(transfer, source, request.checksums))
+        sent = Sent(transfer, source, request.checksums)
+        self._sent.add(sent)
         self.counters.accepted += 1
         log_event(log, "prefill accepted", request=key.request, public_id=request.public_id, tokens=len(tokens))
         self.send(key.instance, PrefillAccepted(instance=self.instance, key=key))
-        source.engine.submit(engine_id(key), tokens, lambda why: self.on_engine_failed(engine_id(key), why))
+        self._credits.ask(Prompt(sent, tokens))
+        self._submit()
+
+    def _submit(self) -> None:
+        """To their engines, what has credit."""
+        for sent, tokens in self._credits.grant(alone=len(self._sessions) < 2):
+            name = engine_id(sent.transfer.key)
+            sent.source.engine.submit(name, tokens, partial(self.on_engine_failed, name))
 
     def _refuse(self, key: TransferKey, failure: Failure) -> None:
         self.counters.refused += 1
@@ -257,9 +275,15 @@ class Sender:
 
     def _close(self, session: Session, failure: Failure) -> None:
         """Stop its transfers, then close its endpoint: the batches end with the next events, and release the pages."""
-        for sent in self._sent.to_instance(session.instance):
-            self._do(sent, sent.transfer.stop(failure))
+        self._stop(self._sent.to_instance(session.instance), failure)
         self._sessions.close(session)
+
+    def _stop(self, several: Sequence[Sent], failure: Failure) -> None:
+        """Together: none of them gets the credit of another."""
+        for sent in several:
+            self._credits.withdraw(sent.transfer.key)
+        for sent in several:
+            self._do(sent, sent.transfer.stop(failure))
 
     def _do(self, sent: Sent, actions: Sequence[Action]) -> None:
         for action in actions:
@@ -275,8 +299,7 @@ class Sender:
                     self.counters.stopped += 1
                     self._last_words.stopped(sent.transfer.key, action)
                 case ReleaseSource():
-                    sent.source.engine.release(engine_id(sent.transfer.key))
-                    self._sent.remove(sent.transfer.key)  # last: without transfers, the engine may be stopped
+                    self._release(sent)
 
     def _arm(self, sent: Sent, arm: Arm) -> None:
         """What the fabric does not take is this transfer's failure alone."""
@@ -298,11 +321,22 @@ class Sender:
         sent.transfer.on_armed(handle)
 
     def _stop_posting(self, sent: Sent, action: StopPosting) -> None:
-        sent.source.engine.abort(engine_id(sent.transfer.key))
+        key = sent.transfer.key
+        self._credits.withdraw(key)
+        if self._credits.granted(key):
+            sent.source.engine.abort(engine_id(key))
         totals = [self.fabric.cancel(handle) for handle in action.handles]
         posted = sum(posted for posted, _ in totals)
         completed = sum(completed for _, completed in totals)
         self._do(sent, sent.transfer.on_cancelled(posted, completed))
+
+    def _release(self, sent: Sent) -> None:
+        key = sent.transfer.key
+        if self._credits.granted(key):
+            self._credits.give_back(key)
+            sent.source.engine.release(engine_id(key))
+        self._sent.remove(key)  # last: without transfers, the engine may be stopped
+        self._submit()
 
     def _checksums(self, sent: Sent) -> bytes | None:
         """Of the source's replica set that was assigned to each of the target's."""

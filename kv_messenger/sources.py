@@ -29,6 +29,11 @@ class Source:
     context: MemoryRegion | None = None
 
     @property
+    def pool_bytes(self) -> int:
+        """Of each rank."""
+        return self.regions[0].length
+
+    @property
     def pools(self) -> list[int]:
         """Where each rank's pool begins."""
         return [region.address for region in self.regions]

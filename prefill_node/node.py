@@ -161,7 +161,7 @@ class PrefillNode:
             pages_free=engines.pages_free,
             pages_quarantined=engines.pages_quarantined,
             running=engines.running,
-            waiting=engines.waiting,
+            waiting=engines.waiting + self._sender.waiting,
             max_context=engines.max_context,
         )
 
@@ -195,7 +195,7 @@ class PrefillNode:
             "pages_total": engines.pages_total,
             "pages_free": engines.pages_free,
             "pages_quarantined": engines.pages_quarantined,
-            "prompts_waiting": engines.waiting,
+            "prompts_waiting": engines.waiting + sender.waiting,
             "prompts_running": engines.running,
             "context_slots_free": engines.context_slots_free,
             "transfers": sender.transfers,

@@ -50,7 +50,7 @@ def test_every_receiver_of_real_processes_is_written_to_as_often_as_it_asks() ->
             assert all(due < there for of in taken for due, there in of["arrivals"])
         while (count := processes.prefill.ask(do="count"))["transfers"]:
             pass
-        assert count == {"lost": 0, "sessions": RECEIVERS, "transfers": 0}
+        assert count == {"lost": 0, "sessions": RECEIVERS, "transfers": 0, "outstanding": 0}
 
 
 @pytest.mark.slow
