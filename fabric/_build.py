@@ -12,7 +12,8 @@ from cffi import FFI
 ROOT = Path(__file__).resolve().parent.parent
 CORE = Path("fabric/core")
 SAME_HOST = ("same_host_socket", "same_host_memory", "same_host_sender", "same_host_receiver")
-SOURCES = ("provider", "device_memory", "endpoint", "batch", "immediates", "posting", "acknowledging", "progress", "relay", *SAME_HOST)
+RAILS = ("provider", "device_memory", "endpoint", "doubt", "batch", "immediates", "posting")
+SOURCES = (*RAILS, "acknowledging", "progress", "relay", *SAME_HOST)
 
 ffi = FFI()
 _header = (ROOT / CORE / "core.h").read_text()

@@ -5,7 +5,7 @@ from any thread. Nothing here raises for a failure of the network: those are eve
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -136,9 +136,10 @@ class EndpointFailed:
     fails with the same error, and so does every later write on it. A landing reports it where the provider
     notices its peer's end (`net` does, in the middle of a write); silence proves nothing.
 
-    Of several rails one that breaks is left out, silently but for `rails_lost`, as long as none of its writes is in
-    doubt. One with writes on their way, which may have landed and been counted or not, breaks the endpoint: `rail` says
-    which of ours it was, so that the next endpoint to this peer can do without it.
+    Of several rails one that breaks is left out, silently but for `rails_lost`, as long as none of its writes is on its
+    way. One with writes on their way, which may have landed and been counted or not, is in doubt (see RailInDoubt), or
+    breaks the endpoint where nobody could tell what became of them: `rail` says which of ours it was, so that the next
+    endpoint to this peer can do without it.
     """
 
     endpoint: int
@@ -147,7 +148,26 @@ class EndpointFailed:
     rail: int | None = None
 
 
-Event = WritesFailed | WritesEnded | Arrived | OverCounted | EndpointFailed
+@dataclass(frozen=True, slots=True)
+class RailInDoubt:
+    """One rail of a sending endpoint broke with writes on their way; nothing goes over it any more, and the others go
+    on. Its batches do not end until `settle_rail` has said what became of those writes, or they are cancelled: whoever
+    hears of this asks the peer, which calls `fence_rails` with `remotes`, those of its rails that were written to, and
+    `completed`: for each immediate with writes in doubt, how many of its writes on this rail have completed.
+
+    Only for endpoints that were opened for it; where completed writes are known to be delivered, and a landing may be
+    closed while its peer lives; and if no other rail of ours has written to the same ones of the peer.
+    """
+
+    endpoint: int
+    peer: str
+    error: OperationError
+    rail: int
+    remotes: tuple[int, ...]
+    completed: Mapping[int, int]
+
+
+Event = WritesFailed | WritesEnded | Arrived | OverCounted | EndpointFailed | RailInDoubt
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,9 +233,12 @@ class TransferEngine(ABC):
         """A fresh receiving endpoint for one instance of a peer (`peer` is a label for errors)."""
 
     @abstractmethod
-    def connect(self, peer: str, landing_address: bytes, without: Collection[int] = ()) -> Sending:
+    def connect(
+        self, peer: str, landing_address: bytes, without: Collection[int] = (), asks_peer: bool = False
+    ) -> Sending:
         """A sending endpoint to a peer's landing. Connects with the first write; an address that is none fails then.
-        `without`: rails not to use. Raises FabricUsageError if that leaves none."""
+        `without`: rails not to use. `asks_peer`: the caller answers RailInDoubt; otherwise a rail that fails with
+        writes on their way breaks the endpoint. Raises FabricUsageError if no rail is left."""
 
     @abstractmethod
     def provider_of(self, endpoint: Landing | Sending) -> str:
@@ -234,6 +257,22 @@ class TransferEngine(ABC):
 
         Raises FenceFailed where the network library refuses: then the fence did not happen and no batch ends. The
         endpoint is lost, and the process must reuse no registered memory any more: the node dies."""
+
+    @abstractmethod
+    def fence_rails(self, landing: Landing, rails: Collection[int], completed: Mapping[int, int]) -> list[int]:
+        """The fence for some rails of a landing, each once: nothing of its peer lands on them any more. `completed`: of
+        RailInDoubt, with the sender's immediates. Returns those whose writes in doubt have to come again: they are
+        expected and not whole, and are not counted any more. Of all others every write in doubt has landed, or they
+        are over, and must not come again.
+
+        Raises EndpointClosed, FabricUsageError for what is no rail, was fenced before, or is the only one, and where
+        `fence_needs_dead_peer`; FenceFailed as `close_endpoint` does."""
+
+    @abstractmethod
+    def settle_rail(self, endpoint: Sending, rail: int, again: Collection[int]) -> None:
+        """The peer's answer to RailInDoubt, what its `fence_rails` returned: writes in doubt with these immediates are
+        posted again on other rails, before any others, and all others have completed. A rail that is not in doubt
+        (any more) is ignored. Raises EndpointClosed."""
 
     @abstractmethod
     def write(self, endpoint: Sending, batch: PageWrites) -> int:

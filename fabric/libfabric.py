@@ -59,13 +59,13 @@ def open_engine(
         device_memory, same_host = False, True
     if max(len(rails), len(nics)) > MAX_RAILS:
         raise FabricUnavailable(f"more NICs than the {MAX_RAILS} that work together: name fewer with --nics")
-    reasons, asked = [], rails or [Rail(node)]
+    reasons, asked, bounds = [], rails or [Rail(node)], limits or Limits()
     for name in [provider] if provider else PREFERENCE:
         near = [nics] if nics and not rails and name in NIC_PROVIDERS else []
         for used in [[]] if name == SAME_HOST else [*near, asked]:
-            raw, reason = _open_core(name, used, limits or Limits(), device_memory)
+            raw, reason = _open_core(name, used, bounds, device_memory)
             if raw is not None:
-                return LibfabricEngine(raw, name, same_host, len(used))
+                return LibfabricEngine(raw, name, same_host, len(used), bounds)
             reasons.append(f"{name} on {', '.join(map(str, used)) or 'this host'}: {reason}")
     lacking = "provider that takes memory of CUDA devices" if device_memory else "usable provider"
     raise FabricUnavailable(

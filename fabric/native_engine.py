@@ -4,8 +4,8 @@ import resource
 import secrets
 import threading
 from array import array
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
@@ -26,8 +26,9 @@ from fabric.api import (
 from fabric.errors import EndpointClosed, FabricUnavailable, FabricUsageError, FenceFailed, RegistrationFailed
 from fabric.immediates import unpack
 from fabric.landing_address import LandingAddress
+from fabric.limits import Limits
 from fabric.native import core, describe
-from fabric.native_events import decode
+from fabric.native_events import decode, decode_doubt
 from fabric.rails import lanes
 from fabric.same_host import SAME_HOST
 
@@ -48,9 +49,12 @@ def _remedy(device: int | None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Opened:
+    """`fenced`: rails of a landing."""
+
     raw: Any
     peer: str
     landing: bool
+    fenced: set[int] = field(default_factory=set)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +69,13 @@ class _Registered:
 class LibfabricEngine(TransferEngine):
     """Made by `fabric.libfabric.open_engine`. Owns every libfabric object; handles and ids are never reused."""
 
-    def __init__(self, raw: Any, provider: str, same_host: bool, rails: int) -> None:
+    def __init__(self, raw: Any, provider: str, same_host: bool, rails: int, limits: Limits) -> None:
         self._ffi, self._lib = core()
         self._raw = raw
         self.provider = provider
         self.rails = max(1, rails)
         self._same_host = same_host
+        self._limits = limits
         self._ids = count(1)
         self._regions: dict[int, _Registered] = {}
         self._endpoints: dict[int, _Opened] = {}
@@ -157,14 +162,16 @@ class LibfabricEngine(TransferEngine):
         whole, each = self._ffi.buffer(buffer, size[0])[:], size[0] // self.rails
         return tuple(whole[at : at + each] for at in range(0, len(whole), each))
 
-    def connect(self, peer: str, landing_address: bytes, without: Collection[int] = ()) -> Sending:
+    def connect(
+        self, peer: str, landing_address: bytes, without: Collection[int] = (), asks_peer: bool = False
+    ) -> Sending:
         paged.check_without(without, self.rails)
         endpoint, address = next(self._ids), LandingAddress.decode(landing_address) or LandingAddress()
         raw = self._connect_same_host(endpoint, address.same_host)
         if raw == self._ffi.NULL:
             rails = b"".join(address.rails)
             mask = sum(1 << rail for rail in set(without))
-            raw = self._lib.kf_connect(self._open(), endpoint, rails, len(rails), mask, self._error)
+            raw = self._lib.kf_connect(self._open(), endpoint, rails, len(rails), mask, asks_peer, self._error)
         self._add_endpoint(endpoint, raw, peer, landing=False)
         return Sending(endpoint, peer)
 
@@ -201,6 +208,22 @@ class LibfabricEngine(TransferEngine):
         opened = self._endpoints.pop(endpoint)
         if self._lib.kf_close_endpoint(self._raw, opened.raw, self._error):
             raise FenceFailed(f"endpoint {endpoint} to {opened.peer} is not closed: {describe(self._error)}")
+
+    def fence_rails(self, landing: Landing, rails: Collection[int], completed: Mapping[int, int]) -> list[int]:
+        opened = self._find(landing)
+        paged.check_fenced(rails, self.rails, opened.fenced)
+        if self._lib.kf_closes_dead_only(self._open()):
+            raise FabricUsageError(f"{self.provider} closes endpoints of dead peers alone")
+        opened.fenced.update(rails)
+        doubts = self._ffi.new("kf_doubt[]", [(immediate, 0, count) for immediate, count in completed.items()])
+        mask = sum(1 << rail for rail in set(rails))
+        if self._lib.kf_fence_rails(self._open(), opened.raw, mask, doubts, len(doubts), self._error):
+            raise FenceFailed(f"rails {sorted(rails)} of {opened.peer} are not closed: {describe(self._error)}")
+        return [doubt.immediate for doubt in doubts if doubt.again]
+
+    def settle_rail(self, endpoint: Sending, rail: int, again: Collection[int]) -> None:
+        opened = self._find(endpoint)
+        self._lib.kf_settle_rail(self._open(), opened.raw, rail, list(again), len(again))
 
     def _find(self, endpoint: Landing | Sending) -> _Opened:
         opened = self._endpoints.get(endpoint.id)
@@ -285,10 +308,18 @@ class LibfabricEngine(TransferEngine):
         return [self._event(self._events[i]) for i in range(n)]
 
     def _event(self, raw: Any) -> Event:
+        if raw.kind == self._lib.KF_RAIL_IN_DOUBT:
+            return decode_doubt(raw, self._peer_of(raw.id), self._doubts(raw.id, raw.count))
         event = decode(raw, self._peer_of(raw.id))
         if isinstance(event, WritesEnded):
             del self._batches[event.handle]
         return event
+
+    def _doubts(self, endpoint: int, rail: int) -> dict[int, int]:
+        """By immediate, how many of its writes on that rail have completed."""
+        doubts = self._ffi.new("kf_doubt[]", self._limits.endpoint_writes)
+        found = self._lib.kf_read_doubts(self._open(), self._endpoints[endpoint].raw, rail, doubts, len(doubts))
+        return {doubt.immediate: doubt.completed for doubt in doubts[0:found]}
 
     def _peer_of(self, subject: int) -> str:
         if subject in self._batches:

@@ -1,8 +1,10 @@
 """Turns the core's flat event records into the events of `fabric.api`."""
 
+from collections.abc import Mapping
 from typing import Any
 
-from fabric.api import Arrived, EndpointFailed, Event, OverCounted, WritesEnded, WritesFailed
+from fabric.api import Arrived, EndpointFailed, Event, OverCounted, RailInDoubt, WritesEnded, WritesFailed
+from fabric.limits import MAX_RAILS
 from fabric.native import core, operation_error
 
 
@@ -21,6 +23,13 @@ def decode(raw: Any, peer: str) -> Event:
         return WritesFailed(raw.id, raw.count, error)
     assert raw.kind == lib.KF_ENDPOINT_FAILED, raw.kind
     return EndpointFailed(raw.id, peer, error, raw.count if raw.count >= 0 else None)
+
+
+def decode_doubt(raw: Any, peer: str, completed: Mapping[int, int]) -> RailInDoubt:
+    error = operation_error(raw.error, peer)
+    assert error is not None
+    remotes = tuple(rail for rail in range(MAX_RAILS) if raw.completed >> rail & 1)
+    return RailInDoubt(raw.id, peer, error, raw.count, remotes, completed)
 
 
 def _writes_ended(raw: Any, peer: str) -> WritesEnded:

@@ -64,6 +64,12 @@ def check_without(without: Collection[int], available: int) -> None:
         raise FabricUsageError(f"none of {available} rails is left without {sorted(without)}")
 
 
+def check_fenced(rails: Collection[int], available: int, before: Collection[int]) -> None:
+    """Raises FabricUsageError unless a landing on `available` rails may have these fenced, after those `before`."""
+    if available == 1 or not set(rails) <= set(range(available)) - set(before):
+        raise FabricUsageError(f"rails {sorted(rails)} of {available} cannot be fenced, after {sorted(before)}")
+
+
 def check_memory(address: int, length: int) -> None:
     """Raises FabricUsageError for what cannot be memory."""
     if address <= 0 or length <= 0 or address + length > ADDRESS_SPACE:

@@ -5,7 +5,7 @@ same conformance suite. `progress(0)` takes exactly one turn, so a single thread
 
 import threading
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import count
 
 from fabric import paged
@@ -26,8 +26,7 @@ from fabric.errors import EndpointClosed, FabricUsageError, FenceFailed, Operati
 from fabric.faults import Faults
 from fabric.immediates import pack
 from fabric.limits import Limits
-from fabric.rails import Lane
-from fabric.simulated_batches import SimulatedBatch
+from fabric.simulated_batches import SimulatedWrite
 from fabric.simulated_network import ADDRESS_BYTES, SimulatedNetwork
 from fabric.simulated_sender import SimulatedSender
 
@@ -46,6 +45,8 @@ class SimulatedEngine(TransferEngine):
     """`name` appears in nothing but its repr. Every call takes the network's lock."""
 
     provider = "simulated"
+    delivery_complete = True
+    """A write completes for its sender once it has landed, not before."""
 
     def __init__(self, network: SimulatedNetwork, name: str = "", limits: Limits | None = None, rails: int = 1) -> None:
         self.changed = threading.Condition(network.lock)
@@ -57,6 +58,8 @@ class SimulatedEngine(TransferEngine):
         self._unfenced = 0
         self._regions: dict[int, MemoryRegion] = {}
         self._landings: dict[int, Landing] = {}
+        self._fenced: dict[int, set[int]] = {}  # rails, by landing
+        self._rails_fenced = 0
         self._sender = SimulatedSender(network, self, limits or Limits(), rails)
         self._counting = ImmediateCounter()
         network.join(self)
@@ -66,15 +69,15 @@ class SimulatedEngine(TransferEngine):
 
     # What the network asks, under its lock.
 
-    def landed(self, landing: int, immediate: int, now: int) -> None:
-        self._counting.count(landing, immediate, now)
+    def landed(self, landing: int, rail: int, immediate: int, now: int) -> None:
+        self._counting.count(landing, rail, immediate, now)
         self.changed.notify_all()
 
     def region_of(self, key: RailKey) -> MemoryRegion | None:
         return next((region for region in self._regions.values() if key in region.remote.keys), None)
 
-    def completed(self, batch: SimulatedBatch, lane: Lane, error: OperationError | None, now: int) -> None:
-        self._sender.on_completed(batch, lane, error, now)
+    def completed(self, write: SimulatedWrite, error: OperationError | None, now: int) -> None:
+        self._sender.on_completed(write, error, now)
         self.changed.notify_all()
 
     # Memory and endpoints.
@@ -114,12 +117,15 @@ class SimulatedEngine(TransferEngine):
             self._landings[endpoint] = landing
             return landing
 
-    def connect(self, peer: str, landing_address: bytes, without: Collection[int] = ()) -> Sending:
+    def connect(
+        self, peer: str, landing_address: bytes, without: Collection[int] = (), asks_peer: bool = False
+    ) -> Sending:
         paged.check_without(without, self.rails)
         with self._network.lock:
             self._check_open()
             sending = Sending(next(self._ids), peer)
-            self._sender.connect(sending.id, peer, _addresses(landing_address), set(without))
+            can_move = asks_peer and self.delivery_complete
+            self._sender.connect(sending.id, peer, _addresses(landing_address), set(without), can_move)
             return sending
 
     def provider_of(self, endpoint: Landing | Sending) -> str:
@@ -137,9 +143,29 @@ class SimulatedEngine(TransferEngine):
                 self._check_sending(endpoint)
                 self._sender.close(endpoint.id)
 
+    def fence_rails(self, landing: Landing, rails: Collection[int], completed: Mapping[int, int]) -> list[int]:
+        with self._network.lock:
+            addresses = _addresses(self._landing(landing).address)
+            fenced = self._fenced.setdefault(landing.id, set())
+            paged.check_fenced(rails, self.rails, fenced)
+            if self.fence_needs_dead_peer(landing):
+                raise FabricUsageError("a landing is closed only once its peer is dead")
+            fenced.update(rails)
+            self._rails_fenced += len(set(rails))
+            if not self._network.close_landing([addresses[rail] for rail in rails]):
+                raise FenceFailed(f"rails {sorted(rails)} of {landing.peer} are not closed: by the script")
+            return [i for i, count in completed.items() if self._counting.take_back(landing.id, rails, i, count)]
+
+    def settle_rail(self, endpoint: Sending, rail: int, again: Collection[int]) -> None:
+        with self._network.lock:
+            self._check_sending(endpoint)
+            self._sender.endpoints[endpoint.id].settle(rail, again, time.monotonic_ns())
+            self.changed.notify_all()
+
     def _close_landing(self, landing: Landing) -> bool:
         """False if the fence failed."""
         del self._landings[landing.id]
+        self._fenced.pop(landing.id, None)
         self._counting.drop(landing.id)
         fenced = self._network.close_landing(_addresses(landing.address))
         self._unfenced += not fenced
@@ -251,7 +277,7 @@ class SimulatedEngine(TransferEngine):
                 stale_immediates=self._counting.stale,
                 over_counts=self._counting.over_counts,
                 post_retries=self._sender.retries,
-                rails_lost=0,  # its rails break with writes on their way
+                rails_lost=self._sender.rails_lost + self._rails_fenced,
             )
 
     def writes_by_rail(self) -> list[int]:

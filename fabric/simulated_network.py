@@ -18,8 +18,7 @@ from typing import Protocol
 from fabric.api import MemoryRegion, RailKey
 from fabric.errors import OperationError
 from fabric.faults import Faults
-from fabric.rails import Lane
-from fabric.simulated_batches import SimulatedBatch, SimulatedEndpoint
+from fabric.simulated_batches import SimulatedEndpoint, SimulatedWrite
 
 ADDRESS_BYTES = 16
 
@@ -29,37 +28,39 @@ class NetworkUser(Protocol):
 
     changed: threading.Condition
 
-    def landed(self, landing: int, immediate: int, now: int) -> None: ...
+    def landed(self, landing: int, rail: int, immediate: int, now: int) -> None: ...
 
     def region_of(self, key: RailKey) -> MemoryRegion | None: ...
 
-    def completed(self, batch: SimulatedBatch, lane: Lane, error: OperationError | None, now: int) -> None: ...
+    def completed(self, write: SimulatedWrite, error: OperationError | None, now: int) -> None: ...
 
 
 @dataclass(eq=False, slots=True)
 class _Flight:
-    """A posted write on its way. `payload`: its bytes, once the sender no longer keeps the source for us."""
+    """A posted write on its way. `payload`: its bytes, once the sender no longer keeps the source for us, and wants no
+    word of it."""
 
     sender: NetworkUser
-    batch: SimulatedBatch
-    lane: Lane
+    write: SimulatedWrite
     number: int
-    source: int
-    target: int
     due: int
     payload: bytes | None = None
 
     @property
+    def endpoint(self) -> SimulatedEndpoint:
+        return self.write.batch.endpoint
+
+    @property
     def landing_address(self) -> bytes | None:
-        return self.batch.endpoint.address_of(self.lane)
+        return self.endpoint.address_of(self.write.lane)
 
     @property
     def path(self) -> tuple[SimulatedEndpoint, int]:
         """What keeps order."""
-        return self.batch.endpoint, self.lane.rail
+        return self.endpoint, self.write.lane.rail
 
     def move(self) -> None:
-        ctypes.memmove(self.target, self.payload or self.source, self.batch.writes.length)
+        ctypes.memmove(self.write.target, self.payload or self.write.source, self.write.batch.writes.length)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +105,17 @@ class SimulatedNetwork:
             self._dead.append(engine)
             self.notify()
 
+    def cut(self, sender: NetworkUser, rail: int) -> None:
+        """Its connections over one rail break: of what is on its way some is lost, and all fails for it."""
+        with self.lock:
+            for flight in [f for f in self._flights if f.sender is sender and f.write.lane.rail == rail]:
+                if self._random.random() < 0.5:
+                    self._flights.remove(flight)
+                if flight.payload is None:
+                    self._detach([flight])
+                    sender.completed(flight.write, self._error(errno.ECONNRESET, flight), time.monotonic_ns())
+            self.notify()
+
     @property
     def in_flight(self) -> int:
         with self.lock:
@@ -138,17 +150,21 @@ class SimulatedNetwork:
         if self._closings == self._faults.fail_fence:
             return False
         for address in addresses:
-            del self._landings[address]
+            self._landings.pop(address, None)  # some rails may have been fenced before
         return True
 
     def close_sending(self, endpoint: SimulatedEndpoint) -> None:
         """Its writes in flight may still land, with the bytes that their sources have now."""
-        self._detach(flight for flight in self._flights if flight.batch.endpoint is endpoint)
+        self._detach(flight for flight in self._flights if flight.endpoint is endpoint)
+
+    def close_port(self, endpoint: SimulatedEndpoint, rail: int) -> None:
+        """The same for one of its rails."""
+        self._detach(flight for flight in self._flights if flight.path == (endpoint, rail))
 
     @staticmethod
     def _detach(flights: Iterable[_Flight]) -> None:
         for flight in flights:
-            flight.payload = ctypes.string_at(flight.source, flight.batch.writes.length)
+            flight.payload = ctypes.string_at(flight.write.source, flight.write.batch.writes.length)
 
     def try_post(self) -> int:
         """0, or the error number with which this post is refused."""
@@ -160,11 +176,9 @@ class SimulatedNetwork:
         self._posts += 1
         return errno.ENOMEM if self._posts == self._faults.fail_post else 0
 
-    def launch(self, sender: NetworkUser, batch: SimulatedBatch, lane: Lane) -> None:
-        """Puts the batch's next write in flight."""
+    def launch(self, sender: NetworkUser, write: SimulatedWrite) -> None:
         self._writes += 1
-        source, target = batch.addresses[batch.posted]
-        self._flights.append(_Flight(sender, batch, lane, self._writes, source, target, self._due()))
+        self._flights.append(_Flight(sender, write, self._writes, self._due()))
 
     def _due(self) -> int:
         return self._steps + self._random.randint(0, self._faults.max_delay)
@@ -188,7 +202,7 @@ class SimulatedNetwork:
     def _deliver_late(self) -> None:
         for late in [late for late in self._late if late.due <= self._steps]:
             self._late.remove(late)
-            late.receiver.landed(late.landing, late.immediate, time.monotonic_ns())
+            late.receiver.landed(late.landing, 0, late.immediate, time.monotonic_ns())
 
     def _is_held(self, flight: _Flight) -> bool:
         landing = self._landings.get(flight.landing_address)
@@ -209,24 +223,26 @@ class SimulatedNetwork:
     def _deliver(self, flight: _Flight) -> None:
         now = time.monotonic_ns()
         code = self._land(flight, now)
-        if not flight.batch.ended and flight.sender not in self._dead:
-            peer = flight.batch.endpoint.peer
-            error = OperationError("simulated write", code, os.strerror(code), "", peer) if code else None
-            flight.sender.completed(flight.batch, flight.lane, error, now)
+        if flight.payload is None:
+            flight.sender.completed(flight.write, self._error(code, flight) if code else None, now)
+
+    @staticmethod
+    def _error(code: int, flight: _Flight) -> OperationError:
+        return OperationError("simulated write", code, os.strerror(code), "", flight.endpoint.peer)
 
     def _land(self, flight: _Flight, now: int) -> int:
         """0, or the error number that the sender gets."""
-        writes = flight.batch.writes
+        write, writes = flight.write, flight.write.batch.writes
         receiver, landing = self._landings.get(flight.landing_address, (None, 0))
         if receiver is None or receiver in self._dead:
             return errno.ECONNRESET
-        region = receiver.region_of(flight.lane.remote)
-        if region is None or not 0 <= flight.target - region.address <= region.length - writes.length:
+        region = receiver.region_of(write.lane.remote)
+        if region is None or not 0 <= write.target - region.address <= region.length - writes.length:
             return errno.EACCES
         failed = flight.number == self._faults.fail_completion
         if failed and self._random.random() < 0.5:
             return errno.EIO
         flight.move()
         if flight.number != self._faults.drop_immediate:
-            receiver.landed(landing, writes.immediate, now)
+            receiver.landed(landing, write.lane.remote.rail, writes.immediate, now)
         return errno.EIO if failed else 0

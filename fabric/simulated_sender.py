@@ -8,11 +8,11 @@ from collections import Counter
 from collections.abc import Iterator
 
 from fabric import paged
-from fabric.api import Event, PageWrites, WritesEnded
+from fabric.api import Event, PageWrites, RailInDoubt, WritesEnded
 from fabric.errors import OperationError
 from fabric.limits import Limits
-from fabric.rails import Lane, lanes
-from fabric.simulated_batches import SimulatedBatch, SimulatedEndpoint
+from fabric.rails import lanes
+from fabric.simulated_batches import SimulatedBatch, SimulatedEndpoint, SimulatedWrite
 from fabric.simulated_network import NetworkUser, SimulatedNetwork
 
 _QUANTUM = 8  # writes that one endpoint posts before the next has its turn
@@ -29,20 +29,28 @@ class SimulatedSender:
         self.endpoints: dict[int, SimulatedEndpoint] = {}
         self.events: list[Event] = []
         self.posted_by_rail: Counter[int] = Counter()
-        self.posted = self.completed = self.failed = self.bytes = self.retries = self.outstanding = 0
+        self.posted = self.completed = self.failed = self.bytes = self.retries = self.rails_lost = 0
 
-    def connect(self, endpoint: int, peer: str, landing_addresses: list[bytes], without: set[int]) -> None:
+    def connect(
+        self, endpoint: int, peer: str, landing_addresses: list[bytes], without: set[int], can_move: bool
+    ) -> None:
         rails = [rail for rail in range(self._rails) if rail not in without]
         self.endpoints[endpoint] = SimulatedEndpoint(
-            endpoint, peer, landing_addresses, self.events, rails, turn=endpoint
+            endpoint, peer, landing_addresses, self.events, rails, can_move, turn=endpoint
         )
 
     def close(self, endpoint: int) -> None:
+        """What is in flight is not awaited."""
         closed = self.endpoints.pop(endpoint)
         self._network.close_sending(closed)
-        self.outstanding -= closed.outstanding.total()
+        closed.in_flight.clear()
+        self.events[:] = [e for e in self.events if not (isinstance(e, RailInDoubt) and e.endpoint == endpoint)]
         for batch in list(closed.batches.values()):
-            batch.abandon()
+            batch.cancel()
+
+    @property
+    def outstanding(self) -> int:
+        return sum(endpoint.outstanding for endpoint in self.endpoints.values())
 
     @property
     def batches(self) -> Iterator[SimulatedBatch]:
@@ -64,8 +72,7 @@ class SimulatedSender:
         usable = [lane for lane in ways if lane.rail in self.endpoints[endpoint].rails]
         batch = SimulatedBatch(handle, self.endpoints[endpoint], writes, usable)
         if not usable:
-            code = errno.EHOSTUNREACH
-            batch.endpoint.fail(OperationError("simulated post", code, os.strerror(code), "", batch.endpoint.peer))
+            batch.endpoint.fail(_unreachable(batch.endpoint.peer))
         if batch.endpoint.error is not None:
             batch.fail(batch.endpoint.error)
         elif word is None:
@@ -81,11 +88,27 @@ class SimulatedSender:
         ended = (event for event in self.events if isinstance(event, WritesEnded) and event.handle == handle)
         return next(((event.posted, event.completed) for event in ended), (0, 0))
 
-    def on_completed(self, batch: SimulatedBatch, lane: Lane, error: OperationError | None, now: int) -> None:
-        self.outstanding -= 1
-        self.completed += error is None
-        self.failed += error is not None
-        batch.on_completed(lane, error, now)
+    def on_completed(self, write: SimulatedWrite, error: OperationError | None, now: int) -> None:
+        batch, endpoint, rail = write.batch, write.batch.endpoint, write.lane.rail
+        if error is not None and self._lose(endpoint, rail, error):
+            return
+        endpoint.in_flight[rail].remove(write)
+        if error is not None:
+            self.failed += 1
+            batch.fail(error)
+            endpoint.fail(error, rail)
+        else:
+            self.completed += 1
+            endpoint.tallies[rail].add(batch.writes.immediate)
+            batch.on_completed(now)
+
+    def _lose(self, endpoint: SimulatedEndpoint, rail: int, error: OperationError) -> bool:
+        """False if the endpoint cannot go on without it."""
+        if not endpoint.lose(rail, error):
+            return False
+        self._network.close_port(endpoint, rail)
+        self.rails_lost += 1
+        return True
 
     def fire(self) -> None:
         """In threshold order, as a word that jumped past several must do."""
@@ -112,8 +135,8 @@ class SimulatedSender:
         cap = self._limits.domain_writes * self._rails
         if self.outstanding < cap:
             return True
-        busy = sum(bool(other.queue or other.outstanding.total()) for other in self.endpoints.values())
-        return endpoint.outstanding.total() < max(1, cap // busy)
+        busy = sum(bool(other.queue or other.outstanding) for other in self.endpoints.values())
+        return endpoint.outstanding < max(1, cap // busy)
 
     def _post_some(self, endpoint: SimulatedEndpoint) -> bool:
         posted = False
@@ -132,18 +155,27 @@ class SimulatedSender:
     def _post_write(self, endpoint: SimulatedEndpoint, batch: SimulatedBatch) -> bool:
         lane = batch.next_lane(self._limits.endpoint_writes)
         if lane is None:
+            if not batch.has_way:
+                endpoint.fail(_unreachable(endpoint.peer))
             return False
         code = self._network.try_post()
         if code == errno.EAGAIN:
             self.retries += 1
         elif code:
-            error = OperationError("simulated post", code, os.strerror(code), "", endpoint.peer)
-            endpoint.fail(error, lane.rail)
+            error = _failed_post(code, endpoint.peer)
+            if not self._lose(endpoint, lane.rail, error):
+                endpoint.fail(error, lane.rail)
         else:
-            self._network.launch(self._owner, batch, lane)
-            batch.on_posted(lane, time.monotonic_ns())
+            self._network.launch(self._owner, batch.post(lane, time.monotonic_ns()))
             self.posted += 1
             self.posted_by_rail[lane.rail] += 1
-            self.outstanding += 1
             self.bytes += batch.writes.length
         return not code
+
+
+def _unreachable(peer: str) -> OperationError:
+    return _failed_post(errno.EHOSTUNREACH, peer)
+
+
+def _failed_post(code: int, peer: str) -> OperationError:
+    return OperationError("simulated post", code, os.strerror(code), "", peer)

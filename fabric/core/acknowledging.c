@@ -32,10 +32,10 @@ static void kf_complete_held(kf_engine *engine, kf_port *port, const kf_batch *s
     while (*link) {
         kf_operation *operation = *link;
         if (operation->number > port->delivered && operation->batch != stopped) {
-            link = &operation->next_free;
+            link = &operation->next;
             continue;
         }
-        *link = operation->next_free;
+        *link = operation->next;
         port->endpoint->held--;
         kf_completed(engine, port, operation, NULL, now);
     }
@@ -45,7 +45,7 @@ static void kf_complete_held(kf_engine *engine, kf_port *port, const kf_batch *s
 void kf_handed_over(kf_engine *engine, kf_port *port, kf_operation *operation, int64_t now) {
     bool held = !operation->acknowledged && operation->number > port->delivered && !operation->batch->stopped;
     if (held) {
-        operation->next_free = port->held;
+        operation->next = port->held;
         port->held = operation;
         port->endpoint->held++;
         return;

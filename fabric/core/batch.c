@@ -109,6 +109,7 @@ void kf_leave_queue(kf_batch *batch) {
 void kf_stop_batch(kf_engine *engine, kf_batch *batch) {
     batch->stopped = true;
     kf_release_held(engine, batch);
+    if (batch->doubtful) kf_leave_doubt(engine, batch);
     if (batch->word)
         kf_disarm(engine, batch);
     else

@@ -69,14 +69,28 @@ typedef struct {
     uint32_t immediate;
 } kf_writes;
 
-enum kf_kind { KF_WRITES_FAILED = 1, KF_WRITES_ENDED, KF_ARRIVED, KF_OVER_COUNTED, KF_ENDPOINT_FAILED };
+/* An immediate, some of whose writes are in doubt on a rail that was lost. */
+typedef struct {
+    uint32_t immediate;
+    int32_t again;     /* the receiver's answer: not 0: they did not make it whole, and are to be posted again */
+    int64_t completed; /* of its writes on that rail those that have completed for the sender */
+} kf_doubt;
+
+enum kf_kind {
+    KF_WRITES_FAILED = 1,
+    KF_WRITES_ENDED,
+    KF_ARRIVED,
+    KF_OVER_COUNTED,
+    KF_ENDPOINT_FAILED,
+    KF_RAIL_IN_DOUBT
+};
 
 typedef struct {
     int32_t kind;
     int32_t cancelled;
     int64_t id;    /* handle of the batch or expectation, or id of the endpoint */
     int64_t count; /* writes posted, or immediates counted, or the rail that failed (-1: none alone) */
-    int64_t completed;
+    int64_t completed; /* writes; of a rail in doubt, the peer's rails that it wrote to, a bit for each */
     int64_t bytes;
     int64_t first_ns;
     int64_t last_ns;
@@ -109,13 +123,20 @@ void kf_deregister(kf_engine *engine, kf_region *region);
 /* endpoint.c */
 kf_endpoint *kf_open_landing(kf_engine *engine, int64_t id, int same_host, kf_error *error);
 kf_endpoint *kf_connect(kf_engine *engine, int64_t id, const void *address, size_t size, uint32_t without,
-                        kf_error *error);
+                        int asks_peer, kf_error *error);
 kf_endpoint *kf_connect_same_host(kf_engine *engine, int64_t id, const char *name, size_t size, kf_error *error);
 kf_endpoint *kf_connect_failed(kf_engine *engine, int64_t id, const kf_error *why, kf_error *error);
 const char *kf_same_host_name(const kf_endpoint *landing);
 int kf_is_same_host(const kf_endpoint *endpoint);
 int kf_endpoint_address(kf_endpoint *endpoint, void *address, size_t *size, kf_error *error);
 int kf_close_endpoint(kf_engine *engine, kf_endpoint *endpoint, kf_error *error);
+
+/* doubt.c */
+uint32_t kf_read_doubts(kf_engine *engine, const kf_endpoint *endpoint, uint32_t rail, kf_doubt *doubts,
+                        uint32_t capacity);
+void kf_settle_rail(kf_engine *engine, kf_endpoint *endpoint, uint32_t rail, const uint32_t *again, uint32_t count);
+int kf_fence_rails(kf_engine *engine, kf_endpoint *landing, uint32_t rails, kf_doubt *doubts, uint32_t count,
+                   kf_error *error);
 
 /* batch.c */
 kf_batch *kf_write(kf_engine *engine, kf_endpoint *endpoint, int64_t handle, const kf_writes *writes,

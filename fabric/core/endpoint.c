@@ -48,7 +48,7 @@ static int kf_open_operations(kf_engine *engine, kf_port *port, kf_error *error)
     port->peers = calloc(KF_MAX_RAILS, sizeof *port->peers);
     if (!port->operations || !port->peers) return kf_set_error(error, "calloc", ENOMEM), -ENOMEM;
     for (uint32_t i = 0; i < count; i++) {
-        port->operations[i].next_free = port->free_operations;
+        port->operations[i].next = port->free_operations;
         port->free_operations = &port->operations[i];
     }
     for (int i = 0; i < KF_MAX_RAILS; i++) port->peers[i] = FI_ADDR_NOTAVAIL;
@@ -86,6 +86,13 @@ static int kf_open_receives(kf_port *port, kf_error *error) {
     return rc;
 }
 
+/* A single port needs none: what it counts is what its endpoint counts. */
+static int kf_open_tallies(kf_port *port, kf_error *error) {
+    if (port->endpoint->port_count == 1) return 0;
+    port->tallies = calloc(KF_SLOTS, sizeof *port->tallies);
+    return port->tallies ? 0 : (kf_set_error(error, "calloc", ENOMEM), -ENOMEM);
+}
+
 /* Frees everything of an endpoint that holds no batch any more, also one that was only half opened. */
 static void kf_free_endpoint(kf_endpoint *endpoint) {
     kf_close_local_sender(endpoint);
@@ -95,6 +102,8 @@ static void kf_free_endpoint(kf_endpoint *endpoint) {
         if (port->ep) fi_close(&port->ep->fid);
         if (port->cq) fi_close(&port->cq->fid);
         if (port->av) fi_close(&port->av->fid);
+        kf_unlink(&port->ready);
+        free(port->tallies);
         free(port->operations);
         free(port->receives);
         free(port->peers);
@@ -115,7 +124,10 @@ static kf_endpoint *kf_new_endpoint(int64_t id, bool landing, uint32_t ports, kf
     kf_node_init(&endpoint->batches);
     kf_node_init(&endpoint->queue);
     endpoint->port_count = ports;
-    for (uint32_t i = 0; i < ports; i++) endpoint->ports[i].endpoint = endpoint;
+    for (uint32_t i = 0; i < ports; i++) {
+        endpoint->ports[i].endpoint = endpoint;
+        kf_node_init(&endpoint->ports[i].ready);
+    }
     return endpoint;
 }
 
@@ -136,6 +148,7 @@ static int kf_open_ports(kf_engine *engine, kf_endpoint *endpoint, kf_error *err
         if (port->lost) continue;
         rc = kf_open_cq(engine, port, error);
         if (!rc) rc = kf_open_ep(port, error);
+        if (!rc) rc = kf_open_tallies(port, error);
         if (!rc) rc = endpoint->landing ? kf_open_receives(port, error) : kf_open_operations(engine, port, error);
     }
     return rc;
@@ -158,9 +171,9 @@ kf_endpoint *kf_open_landing(kf_engine *engine, int64_t id, int same_host, kf_er
 static uint32_t kf_first_turn(int64_t id) { return (uint32_t)((uint64_t)id * 0x9e3779b97f4a7c15ull >> 32); }
 
 /* `address` came from another machine: one that is not of our format makes an endpoint that has failed. `without`:
- * rails not to use, a bit for each; not all. */
+ * rails not to use, a bit for each; not all. `asks_peer`: about writes in doubt, see doubt.c. */
 kf_endpoint *kf_connect(kf_engine *engine, int64_t id, const void *address, size_t size, uint32_t without,
-                        kf_error *error) {
+                        int asks_peer, kf_error *error) {
     KF_GUARD(engine);
     kf_error failure;
     kf_set_error(&failure, "fi_av_insert", FI_EINVAL);
@@ -170,6 +183,7 @@ kf_endpoint *kf_connect(kf_engine *engine, int64_t id, const void *address, size
     kf_endpoint *endpoint = kf_new_endpoint(id, false, engine->options.rail_count, error);
     if (!endpoint) return NULL;
     endpoint->turn = kf_first_turn(id);
+    endpoint->asks_peer = asks_peer;
     endpoint->address_count = (uint32_t)count;
     for (uint32_t i = 0; i < endpoint->port_count; i++) endpoint->ports[i].lost = without >> i & 1;
     endpoint->address = malloc(size);
@@ -238,7 +252,7 @@ int kf_endpoint_address(kf_endpoint *endpoint, void *address, size_t *size, kf_e
     return 0;
 }
 
-/* The peer is gone or refuses: everything that was not posted yet fails with the same reason. */
+/* The peer is gone or refuses: everything that was not posted yet, or is in doubt, fails with the same reason. */
 void kf_fail_endpoint(kf_engine *engine, kf_endpoint *endpoint, const kf_error *error) {
     if (endpoint->failed) return;
     endpoint->failed = true;
@@ -248,8 +262,9 @@ void kf_fail_endpoint(kf_engine *engine, kf_endpoint *endpoint, const kf_error *
     while (node != &endpoint->batches) {
         kf_batch *batch = KF_OWNER(node, kf_batch, of_endpoint);
         node = node->next; /* a batch that ends leaves this list */
-        if (batch->posted < batch->count) kf_fail_batch(engine, batch, error);
+        if (batch->posted < batch->count || batch->doubtful) kf_fail_batch(engine, batch, error);
     }
+    for (uint32_t i = 0; i < endpoint->port_count; i++) kf_unlink(&endpoint->ports[i].ready);
 }
 
 /* Another port that the endpoint can go on with. A landing's that never received says nothing of the peer. */
@@ -262,19 +277,19 @@ static bool kf_has_other_port(const kf_port *port) {
     return false;
 }
 
-/* One rail is broken. The others take its turns, if none of its writes is in doubt: whether one that was posted, or
- * completed without a word of its delivery, has landed and was counted, nobody can tell, and to repeat it might count
- * it twice. Then the endpoint fails. */
+/* One rail is broken. The others take its turns. Whether one of its writes that was posted, or completed without a word
+ * of its delivery, has landed and was counted, only the peer can tell, and to repeat it might count it twice: where it
+ * can be asked such writes are in doubt until it has answered, see doubt.c; elsewhere the endpoint fails. */
 void kf_fail_port(kf_engine *engine, kf_port *port, const kf_error *error) {
     kf_endpoint *endpoint = port->endpoint;
     if (endpoint->failed || port->lost) return;
     port->lost = true;
     bool doubt = port->outstanding || (!endpoint->landing && port->was_connected && !engine->delivery_complete);
-    if (doubt || !kf_has_other_port(port)) {
+    if (kf_has_other_port(port) && (!doubt || kf_enter_doubt(engine, port, error))) {
+        engine->counters.rails_lost++;
+    } else {
         endpoint->failed_rail = endpoint->port_count > 1 ? (int32_t)(port - endpoint->ports) : -1;
         kf_fail_endpoint(engine, endpoint, error);
-    } else {
-        engine->counters.rails_lost++;
     }
 }
 
@@ -318,12 +333,14 @@ int kf_close_endpoint(kf_engine *engine, kf_endpoint *endpoint, kf_error *error)
     int rc = 0;
     for (uint32_t i = 0; i < endpoint->port_count && !rc; i++) {
         kf_port *port = &endpoint->ports[i];
-        rc = port->ep ? fi_close(&port->ep->fid) : 0;
+        rc = port->close_failed;
+        if (!rc && port->ep) rc = fi_close(&port->ep->fid);
         if (!rc) port->ep = NULL;
     }
     if (endpoint->landing) kf_drop_expectations(engine, endpoint);
     kf_unlink(&endpoint->ready);
     kf_unlink(&endpoint->link);
+    for (uint32_t i = 0; i < endpoint->port_count; i++) kf_unlink(&endpoint->ports[i].ready);
     if (rc) return kf_set_error(error, "fi_close", rc), rc;
     while (kf_linked(&endpoint->batches))
         kf_end_batch_of_closed(engine, KF_OWNER(endpoint->batches.next, kf_batch, of_endpoint));

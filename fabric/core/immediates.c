@@ -45,18 +45,25 @@ void kf_forget(kf_engine *engine, uint32_t slot) {
     engine->counters.expectations--;
 }
 
-/* A wrong generation or a wrong landing changes nothing but the stale counter. */
-void kf_count_immediate(kf_engine *engine, kf_endpoint *landing, uint32_t immediate, int64_t now) {
+/* What expects this immediate on this landing, or NULL: of a wrong generation, of another landing, or over. */
+kf_slot *kf_live_slot(kf_engine *engine, const kf_endpoint *landing, uint32_t immediate) {
     kf_slot *slot = kf_slot_of(engine, immediate);
-    if (slot->landing != landing || slot->generation != (immediate & KF_GENERATION_MASK)) {
+    return slot->landing == landing && slot->generation == (immediate & KF_GENERATION_MASK) ? slot : NULL;
+}
+
+/* False if nothing expects it: that changes nothing but the stale counter. */
+bool kf_count_immediate(kf_engine *engine, kf_endpoint *landing, uint32_t immediate, int64_t now) {
+    kf_slot *slot = kf_live_slot(engine, landing, immediate);
+    if (!slot) {
         engine->counters.stale_immediates++;
-        return;
+        return false;
     }
     engine->counters.immediates_counted++;
     if (!slot->count++) slot->first_ns = now;
     slot->last_ns = now;
     if (slot->count > slot->expected) engine->counters.over_counts++;
     kf_judge(engine, slot);
+    return true;
 }
 
 void kf_drop_expectations(kf_engine *engine, kf_endpoint *landing) {

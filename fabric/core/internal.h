@@ -54,10 +54,11 @@ static inline void kf_mark_ready(kf_node *head, kf_node *node) {
 /* One write in flight. `context` comes first: the provider gets it as the operation's context and may use it. */
 typedef struct kf_operation {
     struct fi_context2 context;
-    kf_batch *batch;
+    kf_batch *batch; /* NULL: not in flight */
+    uint64_t write;  /* which of the batch it is, or was */
     uint64_t number; /* of the port's writes */
     bool acknowledged; /* its completion is the peer's word that it was delivered */
-    struct kf_operation *next_free;
+    struct kf_operation *next; /* that is free, or held, or whose write is to be posted again */
 } kf_operation;
 
 /* One posted receive, where the provider consumes one per immediate; its context comes first too. */
@@ -90,6 +91,11 @@ struct kf_region {
     kf_node link;
 };
 
+/* Writes with one immediate over one port: completed on a sending one, counted on a landing's. */
+typedef struct {
+    uint32_t generation, count;
+} kf_tally;
+
 /* What an endpoint has on one rail; one that writes to this host has one without a rail. */
 typedef struct kf_port {
     struct fid_ep *ep;
@@ -98,7 +104,13 @@ typedef struct kf_port {
     struct fid_cq *cq;
     struct fid_av *av;
     fi_addr_t *peers; /* by the peer's rail; FI_ADDR_NOTAVAIL: not used yet */
+    uint32_t remotes; /* the peer's rails that it has written to, a bit for each */
     bool was_connected, lost; /* lost: failed, while the endpoint goes on with its others; or never to be used */
+    bool doubt;       /* lost with writes on their way, of which the peer has not told yet what became */
+    int close_failed; /* the negative FI_E... value of fi_close: it is neither closed nor used */
+    kf_error error;   /* why it is in doubt */
+    kf_node ready;    /* engine->ready_ports */
+    kf_tally *tallies; /* by slot; NULL: it is the endpoint's only port */
     kf_operation *operations, *free_operations;
     kf_operation *held;           /* handed over, and not known to be delivered */
     uint64_t numbered, delivered; /* writes posted; the last one that the peer has acknowledged */
@@ -115,8 +127,9 @@ struct kf_endpoint {
     uint32_t port_count;
     kf_local_sender *sender;     /* NULL: by way of the provider */
     kf_local_receiver *receiver; /* NULL: by way of the provider alone */
-    bool landing, failed;
+    bool landing, failed, asks_peer;
     int32_t failed_rail; /* whose failure it was; -1: none's alone */
+    uint32_t lost_remotes; /* the peer's rails that it will not take writes on any more, a bit for each */
     kf_error error;
     kf_node link;    /* engine->endpoints */
     kf_node ready;   /* engine->ready_endpoints */
@@ -156,6 +169,8 @@ struct kf_batch {
     uint32_t way_count, immediate;
     uint64_t source_number, source_base; /* of its region */
     uint64_t length, count, posted, completed, outstanding;
+    uint64_t doubtful; /* of those outstanding, on ports in doubt */
+    kf_operation *again; /* writes that were taken back (`posted` is without them); by `next` */
     bool stopped, cancelled, failed, failure_reported, ended;
     int64_t first_posted_ns, last_posted_ns, completed_ns;
     kf_error error;
@@ -180,7 +195,7 @@ struct kf_engine {
     int epoll_fd, event_fd;
     int woken; /* atomic */
     kf_node regions, endpoints, words;
-    kf_node ready_slots, ready_endpoints, ready_batches;
+    kf_node ready_slots, ready_ports, ready_endpoints, ready_batches;
     kf_slot slots[KF_SLOTS];
     kf_counters counters;
     int64_t share; /* that each endpoint may have outstanding, as of the last posting */
@@ -230,6 +245,14 @@ int kf_find_peer(const kf_engine *engine, kf_port *port, uint32_t remote, fi_add
 int kf_post_receives(kf_port *port);
 void kf_receive_consumed(kf_port *port, void *context);
 
+/* doubt.c */
+bool kf_way_is_lost(const kf_endpoint *endpoint, const kf_way *way);
+bool kf_has_no_way(const kf_endpoint *endpoint, const kf_batch *batch);
+bool kf_enter_doubt(kf_engine *engine, kf_port *port, const kf_error *error);
+void kf_leave_doubt(kf_engine *engine, kf_batch *batch);
+void kf_begin_tally(kf_port *port, uint32_t immediate);
+void kf_tally_one(kf_port *port, uint32_t immediate);
+
 /* batch.c */
 void kf_leave_queue(kf_batch *batch);
 void kf_stop_batch(kf_engine *engine, kf_batch *batch);
@@ -246,6 +269,8 @@ void kf_release_held(kf_engine *engine, kf_batch *batch);
 
 /* posting.c */
 void kf_completed(kf_engine *engine, kf_port *port, kf_operation *operation, const kf_error *error, int64_t now);
+kf_batch *kf_take_operation(kf_engine *engine, kf_port *port, kf_operation *operation);
+void kf_drain_all_of(kf_engine *engine, kf_port *port);
 bool kf_post_all(kf_engine *engine, int64_t now);
 bool kf_drain(kf_engine *engine, kf_port *port, int64_t now);
 bool kf_drain_all(kf_engine *engine, int64_t now);
@@ -272,7 +297,8 @@ bool kf_receiver_may_sleep(kf_local_receiver *receiver);
 void kf_close_local_receiver(kf_endpoint *landing);
 
 /* immediates.c */
-void kf_count_immediate(kf_engine *engine, kf_endpoint *landing, uint32_t immediate, int64_t now);
+bool kf_count_immediate(kf_engine *engine, kf_endpoint *landing, uint32_t immediate, int64_t now);
+kf_slot *kf_live_slot(kf_engine *engine, const kf_endpoint *landing, uint32_t immediate);
 void kf_drop_expectations(kf_engine *engine, kf_endpoint *landing);
 
 #endif

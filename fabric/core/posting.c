@@ -41,18 +41,23 @@ static bool kf_port_is_open(const kf_engine *engine, const kf_port *port, int64_
 static const kf_way *kf_next_way(const kf_engine *engine, kf_endpoint *endpoint, kf_batch *batch, int64_t now) {
     for (uint32_t i = 0; i < batch->way_count; i++) {
         const kf_way *way = &batch->ways[endpoint->turn++ % batch->way_count];
-        if (kf_port_is_open(engine, &endpoint->ports[way->lane.rail], now)) return way;
+        bool open = kf_port_is_open(engine, &endpoint->ports[way->lane.rail], now);
+        if (open && !kf_way_is_lost(endpoint, way)) return way;
     }
     return NULL;
 }
 
+/* Which write of the batch is next: first those that were taken back. */
+static uint64_t kf_next_write(const kf_batch *batch) { return batch->again ? batch->again->write : batch->posted; }
+
 static ssize_t kf_post_write(kf_engine *engine, kf_port *port, kf_batch *batch, const kf_way *way) {
     kf_local_sender *sender = port->endpoint->sender;
+    uint64_t next = port->free_operations->write = kf_next_write(batch);
     if (sender) return kf_post_locally(sender, batch, port->free_operations), 0;
     fi_addr_t peer;
     int rc = kf_find_peer(engine, port, way->lane.remote, &peer);
     if (rc) return rc;
-    uint64_t source = batch->writes[batch->posted].source, target = batch->writes[batch->posted].target;
+    uint64_t source = batch->writes[next].source, target = batch->writes[next].target;
     void *desc = way->source_desc;
     struct iovec local = {.iov_base = (void *)source, .iov_len = batch->length};
     struct fi_rma_iov remote = {.addr = target, .len = batch->length, .key = way->lane.key};
@@ -62,12 +67,16 @@ static ssize_t kf_post_write(kf_engine *engine, kf_port *port, kf_batch *batch, 
     return fi_writemsg(port->ep, &message, FI_REMOTE_CQ_DATA | FI_COMPLETION | kf_promise(engine, port, batch));
 }
 
-static void kf_posted(kf_engine *engine, kf_port *port, kf_batch *batch, int64_t now) {
+static void kf_posted(kf_engine *engine, kf_port *port, kf_batch *batch, const kf_way *way, int64_t now) {
     kf_operation *operation = port->free_operations;
-    port->free_operations = operation->next_free;
+    port->free_operations = operation->next;
     operation->batch = batch;
     port->numbered++;
-    if (!batch->posted++) batch->first_posted_ns = now;
+    if (batch->again) batch->again = batch->again->next;
+    port->remotes |= 1u << way->lane.remote;
+    kf_begin_tally(port, batch->immediate);
+    batch->posted++;
+    if (!batch->first_posted_ns) batch->first_posted_ns = now;
     batch->last_posted_ns = now;
     batch->outstanding++;
     port->endpoint->outstanding++;
@@ -96,13 +105,6 @@ static void kf_postpone(kf_engine *engine, kf_port *port, int64_t now) {
     kf_fail_port(engine, port, &error);
 }
 
-/* Every rail that reaches its memory is lost. */
-static bool kf_has_no_way(const kf_endpoint *endpoint, const kf_batch *batch) {
-    for (uint32_t i = 0; i < batch->way_count; i++)
-        if (!endpoint->ports[batch->ways[i].lane.rail].lost) return false;
-    return true;
-}
-
 /* Posts one write of the batch, on whichever rail can take it; true if one was posted. */
 static bool kf_post_one(kf_engine *engine, kf_batch *batch, int64_t now) {
     kf_endpoint *endpoint = batch->endpoint;
@@ -110,7 +112,7 @@ static bool kf_post_one(kf_engine *engine, kf_batch *batch, int64_t now) {
     while (!batch->stopped && (way = kf_next_way(engine, endpoint, batch, now))) {
         kf_port *port = &endpoint->ports[way->lane.rail];
         ssize_t rc = kf_post_write(engine, port, batch, way);
-        if (!rc) return kf_posted(engine, port, batch, kf_now()), true;
+        if (!rc) return kf_posted(engine, port, batch, way, kf_now()), true;
         if (rc == -FI_EAGAIN) {
             kf_postpone(engine, port, now);
             continue;
@@ -189,22 +191,31 @@ int64_t kf_next_retry(const kf_engine *engine) {
     return earliest;
 }
 
-void kf_completed(kf_engine *engine, kf_port *port, kf_operation *operation, const kf_error *error, int64_t now) {
+/* It is not in flight any more. Returns whose it was. */
+kf_batch *kf_take_operation(kf_engine *engine, kf_port *port, kf_operation *operation) {
     kf_batch *batch = operation->batch;
-    operation->next_free = port->free_operations;
-    port->free_operations = operation;
-    if (!error) port->outstanding--; /* else in doubt: see kf_fail_port */
-    port->retry_at = port->backoff = 0;
+    operation->batch = NULL;
+    port->outstanding--;
     port->endpoint->outstanding--;
     engine->counters.outstanding--;
     batch->outstanding--;
+    return batch;
+}
+
+/* One that failed is in doubt, with its port, or its endpoint's failure. */
+void kf_completed(kf_engine *engine, kf_port *port, kf_operation *operation, const kf_error *error, int64_t now) {
+    if (error) kf_fail_port(engine, port, error);
+    if (error && port->doubt) return;
+    kf_batch *batch = kf_take_operation(engine, port, operation);
+    operation->next = port->free_operations;
+    port->free_operations = operation;
+    port->retry_at = port->backoff = 0;
     batch->completed_ns = now;
     if (error) {
         engine->counters.writes_failed++;
         kf_fail_batch(engine, batch, error);
-        kf_fail_port(engine, port, error);
-        port->outstanding--;
     } else {
+        if (!batch->stopped) kf_tally_one(port, batch->immediate); /* else it may not have been delivered */
         engine->counters.writes_completed++;
         batch->completed++;
         kf_end_if_done(engine, batch);
@@ -232,7 +243,8 @@ static void kf_read_failure(kf_engine *engine, kf_port *port, int64_t now) {
 static void kf_read_success(kf_engine *engine, kf_port *port, const struct fi_cq_data_entry *entry, int64_t now) {
     if (entry->flags & FI_REMOTE_CQ_DATA) {
         port->was_connected = true;
-        kf_count_immediate(engine, port->endpoint, (uint32_t)entry->data, now);
+        uint32_t immediate = (uint32_t)entry->data;
+        if (kf_count_immediate(engine, port->endpoint, immediate, now)) kf_tally_one(port, immediate);
     } else if (kf_is_operation(port, entry->op_context)) {
         kf_handed_over(engine, port, entry->op_context, now);
     }
@@ -265,12 +277,18 @@ bool kf_drain(kf_engine *engine, kf_port *port, int64_t now) {
     return any;
 }
 
+/* Of a port that posts nothing more, or whose endpoint is closed: until its queue is empty. */
+void kf_drain_all_of(kf_engine *engine, kf_port *port) {
+    for (size_t left = kf_cq_size(engine, port->endpoint->landing); left && kf_drain(engine, port, kf_now()); left--) {
+    }
+}
+
 bool kf_drain_all(kf_engine *engine, int64_t now) {
     bool any = false;
     for (kf_node *node = engine->endpoints.next; node != &engine->endpoints; node = node->next) {
         kf_endpoint *endpoint = KF_OWNER(node, kf_endpoint, link);
         for (uint32_t i = 0; i < endpoint->port_count; i++)
-            if (endpoint->ports[i].cq) any |= kf_drain(engine, &endpoint->ports[i], now);
+            if (endpoint->ports[i].ep) any |= kf_drain(engine, &endpoint->ports[i], now);
         if (endpoint->sender) any |= kf_drain_sender(engine, endpoint, now);
         if (endpoint->receiver) any |= kf_drain_receiver(engine, endpoint);
     }

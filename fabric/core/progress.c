@@ -48,6 +48,12 @@ static void kf_report_endpoint(kf_endpoint *endpoint, kf_event *event) {
     kf_unlink(&endpoint->ready);
 }
 
+static void kf_report_port(kf_port *port, kf_event *event) {
+    *event = (kf_event){.kind = KF_RAIL_IN_DOUBT, .id = port->endpoint->id, .count = port - port->endpoint->ports,
+                        .completed = port->remotes, .error = port->error};
+    kf_unlink(&port->ready);
+}
+
 /* A failed batch has two events, the failure first; the second one frees it. */
 static void kf_report_batch(kf_batch *batch, kf_event *event) {
     bool failure = batch->failed && !batch->failure_reported;
@@ -72,6 +78,8 @@ static int kf_report(kf_engine *engine, kf_event *events, int capacity) {
     int n = 0;
     while (n < capacity && kf_linked(&engine->ready_slots))
         kf_report_slot(KF_OWNER(engine->ready_slots.next, kf_slot, ready), &events[n++]);
+    while (n < capacity && kf_linked(&engine->ready_ports))
+        kf_report_port(KF_OWNER(engine->ready_ports.next, kf_port, ready), &events[n++]);
     while (n < capacity && kf_linked(&engine->ready_endpoints))
         kf_report_endpoint(KF_OWNER(engine->ready_endpoints.next, kf_endpoint, ready), &events[n++]);
     while (n < capacity && kf_linked(&engine->ready_batches))

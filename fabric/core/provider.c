@@ -185,8 +185,8 @@ kf_engine *kf_open(const kf_options *options, kf_error *error) {
     }
     engine->epoll_fd = engine->event_fd = -1;
     kf_open_relay(engine);
-    kf_node *heads[] = {&engine->regions,         &engine->endpoints,      &engine->words, &engine->ready_slots,
-                        &engine->ready_endpoints, &engine->ready_batches};
+    kf_node *heads[] = {&engine->regions,         &engine->endpoints,      &engine->words,        &engine->ready_slots,
+                        &engine->ready_ports, &engine->ready_endpoints, &engine->ready_batches};
     for (size_t i = 0; i < sizeof heads / sizeof *heads; i++) kf_node_init(heads[i]);
     for (int i = 0; i < KF_SLOTS; i++) kf_node_init(&engine->slots[i].ready);
     engine->delivery_complete = true; /* the same-host path has it */

@@ -46,7 +46,7 @@ static void script_open_port(int cap) {
     port->peers = calloc(KF_MAX_RAILS, sizeof *port->peers);
     port->operations = calloc((size_t)cap, sizeof *port->operations);
     for (int i = 0; i < cap; i++) {
-        port->operations[i].next_free = port->free_operations;
+        port->operations[i].next = port->free_operations;
         port->free_operations = &port->operations[i];
     }
 }

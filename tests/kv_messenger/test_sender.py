@@ -283,7 +283,9 @@ def test_strangers_are_refused_with_the_reason() -> None:
 
 def test_without_a_sending_endpoint_the_greeting_is_refused() -> None:
     class Exhausted(SimulatedEngine):
-        def connect(self, peer: str, landing_address: bytes, without: Collection[int] = ()) -> Sending:
+        def connect(
+            self, peer: str, landing_address: bytes, without: Collection[int] = (), asks_peer: bool = False
+        ) -> Sending:
             raise FabricUnavailable("too many open files")
 
     world = World(kind=Exhausted)

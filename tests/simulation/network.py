@@ -17,9 +17,8 @@ from typing import Any
 from fabric.api import EndpointFailed, Event, Landing
 from fabric.errors import OperationError
 from fabric.limits import Limits
-from fabric.rails import Lane
 from fabric.simulated import SimulatedEngine, SimulatedNetwork
-from fabric.simulated_batches import SimulatedBatch, SimulatedEndpoint
+from fabric.simulated_batches import SimulatedEndpoint, SimulatedWrite
 from fabric.simulated_network import NetworkUser
 from tests.simulation.errors import Violation
 from tests.simulation.schedule import Process, Schedule
@@ -35,17 +34,22 @@ class Flight:
     it has completed for its sender, or will never."""
 
     sender: NetworkUser
-    batch: SimulatedBatch
-    lane: Lane
-    source: int
-    target: int
+    write: SimulatedWrite
     transfer: str
     """Whose page it brings, as its sender has it."""
     payload: bytes | None = None
 
     @property
+    def endpoint(self) -> SimulatedEndpoint:
+        return self.write.batch.endpoint
+
+    @property
+    def target(self) -> int:
+        return self.write.target
+
+    @property
     def landing(self) -> bytes | None:
-        return self.batch.endpoint.address_of(self.lane)
+        return self.endpoint.address_of(self.write.lane)
 
     def detach(self) -> None:
         if self.payload is None:
@@ -54,10 +58,10 @@ class Flight:
     @property
     def bytes(self) -> bytes:
         """What would land now."""
-        return self.payload or ctypes.string_at(self.source, self.batch.writes.length)
+        return self.payload or ctypes.string_at(self.write.source, self.write.batch.writes.length)
 
     def move(self) -> None:
-        ctypes.memmove(self.target, self.payload or self.source, self.batch.writes.length)
+        ctypes.memmove(self.target, self.payload or self.write.source, self.write.batch.writes.length)
 
 
 OnLanding = Callable[[Flight], None]
@@ -102,7 +106,7 @@ class ScheduledEngine(SimulatedEngine):
     @property
     def stuck(self) -> bool:
         """Something could be posted but for EAGAIN: nobody but time will change that."""
-        return any(endpoint.queue and not endpoint.outstanding.total() for endpoint in self.sendings)
+        return any(endpoint.queue and not endpoint.outstanding for endpoint in self.sendings)
 
     @property
     def unposted(self) -> list[tuple[list[bytes], int]]:
@@ -111,7 +115,7 @@ class ScheduledEngine(SimulatedEngine):
             (batch.endpoint.landing_addresses, target)
             for batch in self._sender.batches
             if batch.unposted
-            for _, target in batch.addresses[batch.posted :]
+            for target in (batch.addresses[index][1] for index in batch.to_post)
         ]
 
     @property
@@ -155,11 +159,11 @@ class ScheduledNetwork(SimulatedNetwork):
         busy = self._manners.busy_share and self._schedule.random.random() < self._manners.busy_share
         return errno.EAGAIN if busy else 0
 
-    def launch(self, sender: NetworkUser, batch: SimulatedBatch, lane: Lane) -> None:
+    def launch(self, sender: NetworkUser, write: SimulatedWrite) -> None:
         assert isinstance(sender, ScheduledEngine)
-        flight = Flight(sender, batch, lane, *batch.addresses[batch.posted], sender.transfer_of(batch.handle))
+        flight = Flight(sender, write, sender.transfer_of(write.batch.handle))
         self.flights.append(flight)
-        delay, random = self._delay(batch.endpoint.id, lane.rail), self._schedule.random
+        delay, random = self._delay(flight.endpoint.id, write.lane.rail), self._schedule.random
         if sender in self.fail_next:
             self.fail_next.remove(sender)
             self._schedule.after(delay, lambda: self._fail(flight, random.random() < 0.5))
@@ -170,7 +174,12 @@ class ScheduledNetwork(SimulatedNetwork):
 
     def close_sending(self, endpoint: SimulatedEndpoint) -> None:
         for flight in self.flights:
-            if flight.batch.endpoint is endpoint:
+            if flight.endpoint is endpoint:
+                flight.detach()
+
+    def close_port(self, endpoint: SimulatedEndpoint, rail: int) -> None:
+        for flight in self.flights:
+            if flight.endpoint is endpoint and flight.write.lane.rail == rail:
                 flight.detach()
 
     def close_landing(self, addresses: Sequence[bytes]) -> bool:
@@ -181,7 +190,7 @@ class ScheduledNetwork(SimulatedNetwork):
     def ended(self, receiver: NetworkUser, landing: int, immediate: int) -> None:
         if self._schedule.random.random() < self._manners.duplicate_share:
             self._schedule.after(
-                self._schedule.within(0.1), lambda: receiver.landed(landing, immediate, time.monotonic_ns())
+                self._schedule.within(0.1), lambda: receiver.landed(landing, 0, immediate, time.monotonic_ns())
             )
 
     def step(self) -> bool:
@@ -206,7 +215,7 @@ class ScheduledNetwork(SimulatedNetwork):
 
     def break_writes(self, endpoint: SimulatedEndpoint) -> None:
         """A connection breaks: each write on its way is lost, or lands; either way it fails for its sender."""
-        for flight in [flight for flight in self.flights if flight.batch.endpoint is endpoint]:
+        for flight in [flight for flight in self.flights if flight.endpoint is endpoint]:
             self._fail(flight, self._schedule.random.random() < 0.5)
         if endpoint.error is None:
             endpoint.fail(_error(errno.ECONNRESET, endpoint.peer))
@@ -242,10 +251,9 @@ class ScheduledNetwork(SimulatedNetwork):
             self._complete(flight, 0)
 
     def _complete(self, flight: Flight, code: int) -> None:
-        batch = flight.batch
-        if not batch.ended and not self.is_dead(flight.sender):
-            error = _error(code, batch.endpoint.peer) if code else None
-            flight.sender.completed(batch, flight.lane, error, time.monotonic_ns())
+        if not self.is_dead(flight.sender) and not flight.write.batch.ended:
+            error = _error(code, flight.endpoint.peer) if code else None
+            flight.sender.completed(flight.write, error, time.monotonic_ns())
 
     def _fail(self, flight: Flight, lands: bool) -> None:
         """It fails for its sender now, or has completed before; it lands later, or never."""
@@ -277,10 +285,10 @@ class ScheduledNetwork(SimulatedNetwork):
 
     def _land_at(self, receiver: NetworkUser | None, flight: Flight) -> int:
         """0, or the error number that its sender gets."""
-        writes = flight.batch.writes
+        lane, writes = flight.write.lane, flight.write.batch.writes
         if not isinstance(receiver, ScheduledEngine) or self.is_dead(receiver):
             return errno.ECONNRESET
-        region = receiver.region_of(flight.lane.remote)
+        region = receiver.region_of(lane.remote)
         if region is None or not 0 <= flight.target - region.address <= region.length - writes.length:
             return errno.EACCES
         receiver.on_landing(flight)
@@ -288,7 +296,8 @@ class ScheduledNetwork(SimulatedNetwork):
         if flight.sender in self.lose_next:
             self.lose_next.remove(flight.sender)
         else:
-            receiver.landed(self._landings[flight.landing][1], writes.immediate, time.monotonic_ns())
+            landing = self._landings[flight.landing][1]
+            receiver.landed(landing, lane.remote.rail, writes.immediate, time.monotonic_ns())
         return 0
 
     def _check_quiet(self, addresses: Sequence[bytes]) -> None:
