@@ -95,9 +95,10 @@ def test_an_ended_batch_answers_with_its_counts_until_its_end_was_reported(fabri
     link = connected(fabric)
     engine = link.sender.engine
     fabric.resume(link.receiver)
+    before = engine.counters().writes_completed
     large = pages(link.source_region, link.target_region.remote, list(range(200)), PAGE, 2)
     handles = [engine.write(link.sending, large) for _ in range(600)]
-    drive(*link.both, until=lambda: engine.counters().writes_completed > 8)
+    drive(*link.both, until=lambda: engine.counters().writes_completed - before > 8)
     engine.close_endpoint(link.sending)
     final = {handle: engine.cancel(handle) for handle in handles}
     posted, completed = (sum(counts) for counts in zip(*final.values(), strict=True))
