@@ -157,7 +157,7 @@ class Cluster:
 
 
 @contextmanager
-def messenger_paused(node: PrefillNode) -> Iterator[None]:
+def messenger_paused(node: PrefillNode | DecodeNode) -> Iterator[None]:
     """The node's messenger stands still inside this block: it posts nothing more, and answers nobody."""
     paused, go_on = threading.Event(), threading.Event()
 
