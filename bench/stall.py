@@ -54,6 +54,7 @@ class Star:
             Child("bench.stall_decode", [name, provider, str(in_flight), str(key)], log=folder / f"{name}.log")
             for name in names
         ]
+        self._in_flight = in_flight
         introduced = self.prefill.ask(do="introduce")
         self._peer = [introduced[name] for name in ("instance", "name", "address")]
 
@@ -65,25 +66,32 @@ class Star:
     def loaded(self, per_s: float) -> Iterator[None]:
         """Each receiver asks for so many transfers a second; 0: for as many as it can have."""
         for decode in self.decodes:
-            decode.ask(do="begin", peer=self._peer, per_s=per_s)
+            self._begin(decode, per_s)
         yield
         for decode in self.decodes:
             decode.tell(do="end")
         for decode in self.decodes:
             decode.answer()
 
-    def turn(self, victim: int, lengths: Lengths) -> Turn:
+    def turn(self, victim: int, per_s: float, lengths: Lengths) -> Turn:
+        """Under this load. It is stopped with as much on its way as it can have."""
         self._take()
         stopped, windows = self.decodes[victim], {BEFORE: _rest(lengths.window)}
         lost = self._lost
+        self._begin(stopped, 0)
+        _until(lambda: self.prefill.ask(do="count")["transfers"] >= self._in_flight)
         stopped.pause()
         windows["stopped"] = _until(lambda: self._lost > lost)
         windows["lost"] = _rest(lengths.window)
         stopped.go_on()
+        self._begin(stopped, per_s)
         self._wait_back(stopped)
         windows["back"] = _rest(lengths.window)
         taken = self._take()
         return Turn(victim, windows, [of["arrivals"] for of in taken], taken[victim]["failed"])
+
+    def _begin(self, decode: Child, per_s: float) -> None:
+        decode.ask(do="begin", peer=self._peer, per_s=per_s)
 
     @property
     def _lost(self) -> int:
@@ -130,7 +138,7 @@ def measure(provider: str, in_flight: int, repeats: int, lengths: Lengths) -> li
 def _run(processes: Star, load: Load, repeats: int, lengths: Lengths) -> Load:
     with processes.loaded(load.per_s):
         _rest(lengths.settle)
-        load.turns += [processes.turn(repeat % RECEIVERS, lengths) for repeat in range(repeats)]
+        load.turns += [processes.turn(repeat % RECEIVERS, load.per_s, lengths) for repeat in range(repeats)]
     return load
 
 

@@ -130,19 +130,25 @@ class Decode:
         return {}
 
     def _begin(self, peer: PrefillAddress, per_s: float) -> None:
+        """Or go on with another load."""
+
         def fetch(key: TransferKey, place: int) -> None:
             tokens = [0] * TOKENS
             self._end.receiver.fetch(Fetch(key, "", peer, tokens, tables(place), 0, DEADLINE_S))
 
+        self._rest()
         self._end.pump.call(lambda: self._demand.begin(fetch, greedy=not per_s))
         if per_s:
             self._pace = Pace(per_s, lambda at: self._end.pump.submit(lambda: self._demand.due(at)))
 
-    def _stop(self) -> None:
+    def _rest(self) -> None:
         if self._pace is not None:
             self._pace.close()
             self._pace = None
         self._end.pump.call(self._demand.end)
+
+    def _stop(self) -> None:
+        self._rest()
         assert self._end.receiver.wait_idle(DEADLINE_S), "the transfers do not end"
 
     def _take(self) -> dict[str, Any]:
