@@ -39,6 +39,7 @@ def test_what_became_of_the_stopped_is_told() -> None:
     assert "net paced: given up after 1.0 s" in table(report([load], in_flight=8))
 
 
+@pytest.mark.slow
 def test_every_receiver_of_real_processes_is_written_to_as_often_as_it_asks() -> None:
     with star("same-host", in_flight=2) as processes:
         for wanted, per_s in ((8, 0.0), (16, 50.0)):
