@@ -28,6 +28,7 @@ from protocol.messages import (
     PrefillAccepted,
     PrefillAddress,
     PrefillRefused,
+    RailLost,
     Stopped,
     ToDecode,
     TransferFinished,
@@ -153,6 +154,8 @@ class PrefillLinks:
                 return lambda: receiver.on_finished(message)
             case Stopped():
                 return lambda: receiver.on_stopped(message)
+            case RailLost():
+                return lambda: receiver.on_rail_lost(message)
             case Nack():
                 event(log, "prefill node refused a frame", logging.WARNING, reason=message.failure.message)
         return None

@@ -45,8 +45,9 @@ class SimulatedEngine(TransferEngine):
     """`name` appears in nothing but its repr. Every call takes the network's lock."""
 
     provider = "simulated"
-    delivery_complete = True
-    """A write completes for its sender once it has landed, not before."""
+    moves_writes = True
+    """Of a rail that fails, to others: writes complete for their sender once they have landed, not before, and landings
+    may be closed while their peers live."""
 
     def __init__(self, network: SimulatedNetwork, name: str = "", limits: Limits | None = None, rails: int = 1) -> None:
         self.changed = threading.Condition(network.lock)
@@ -124,7 +125,7 @@ class SimulatedEngine(TransferEngine):
         with self._network.lock:
             self._check_open()
             sending = Sending(next(self._ids), peer)
-            can_move = asks_peer and self.delivery_complete
+            can_move = asks_peer and self.moves_writes
             self._sender.connect(sending.id, peer, _addresses(landing_address), set(without), can_move)
             return sending
 

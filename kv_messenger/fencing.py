@@ -8,12 +8,12 @@ import logging
 from collections.abc import Callable, Sequence
 
 from fabric.api import Landing, TransferEngine
-from fabric.errors import FabricError
+from fabric.errors import FabricError, FabricUsageError
 from kv_messenger.attempts import Attempt, Attempts, ReceiverCounters
 from kv_messenger.peers import Peer, PrefillPeers
 from kv_messenger.receiver_transfer import Action
 from protocol.logs import event as log_event
-from protocol.messages import Failure, FailureCode
+from protocol.messages import Failure, FailureCode, RailFenced, RailLost
 
 log = logging.getLogger(__name__)
 
@@ -79,6 +79,31 @@ class Fencing:
         peer = self._peers.of_landing(attempt.landing.id)
         if peer is not None and failure is not None and failure.code is FailureCode.STALE_PEER:
             self._renew(peer)
+
+    def fence_rails(self, peer: Peer, lost: RailLost, now: float) -> RailFenced | None:
+        """The answer to a peer that has lost a rail, the same however often it asks. None, if it asks for what cannot
+        be: it will find that nobody answers."""
+        if lost.rail not in peer.fenced:
+            completed = {doubt.immediate: doubt.completed for doubt in lost.doubts}
+            name, remotes = peer.address.name, sorted(lost.remotes)
+            try:
+                again = self._fabric.fence_rails(peer.landing, remotes, completed)
+            except FabricUsageError as error:
+                log_event(log, "rail not fenced", logging.WARNING, peer=name, rails=remotes, reason=str(error))
+                return None
+            log_event(log, "rail fenced", logging.WARNING, peer=name, rails=remotes, transfers_to_repeat=len(again))
+            peer.fenced[lost.rail] = RailFenced(
+                instance=self._peers.instance, landing=peer.number, rail=lost.rail, again=again
+            )
+            peer.whole_until = peer.whole_until or now
+        return peer.fenced[lost.rail]
+
+    def renew_lame(self, now: float) -> None:
+        """Peers whose rails may be well again, while nothing is under way from them."""
+        for peer in self._peers.lame(now):
+            if not self._attempts.of_landing(peer.landing):
+                log_event(log, "all rails again", peer=peer.address.name)
+                self._renew(peer)
 
     def close_accounted(self) -> None:
         """Of lingering landings whose writes are all accounted for, so that nothing arrives and closing is safe."""

@@ -14,12 +14,14 @@ import msgspec
 
 from fabric.api import Landing, TransferEngine
 from protocol.layout import KVLayout
-from protocol.messages import Hello, Ping, PrefillAddress
+from protocol.messages import Hello, Ping, PrefillAddress, RailFenced
 from protocol.ticket import TransferKey
 
 PING_EVERY_S = 1.0
 PEER_TIMEOUT_S = 4.0
 """Of either side, before it gives the other up: three missed pings, and some slack."""
+RAILS_AGAIN_S = 60.0
+"""After a rail was lost, when peers meet on a fresh landing with all of theirs, as soon as nothing is under way."""
 
 SendToPeer = Callable[[PrefillAddress, msgspec.Struct], None]
 """Dials if need be; never blocks."""
@@ -38,7 +40,8 @@ class Introduction:
 @dataclass(slots=True)
 class Peer:
     """`number`: of its landing. `layout`: of its pools, once it has welcomed us; until then `waiting` holds what we
-    will ask of it."""
+    will ask of it. `fenced`: by its rails that it has lost, what we answered; `whole_until`: when the first of them was
+    lost."""
 
     address: PrefillAddress
     number: int
@@ -46,6 +49,8 @@ class Peer:
     last_seen: float
     layout: KVLayout | None = None
     waiting: list[TransferKey] = field(default_factory=list)
+    fenced: dict[int, RailFenced] = field(default_factory=dict)
+    whole_until: float | None = None
 
     def withdraw(self, key: TransferKey) -> bool:
         """Take back what was never asked. False if it was, or is unknown."""
@@ -75,6 +80,11 @@ class PrefillPeers:
 
     def __len__(self) -> int:
         return len(self._peers)
+
+    @property
+    def instance(self) -> str:
+        """Ours."""
+        return self._me.instance
 
     @property
     def lingering(self) -> list[tuple[str, Landing]]:
@@ -132,6 +142,10 @@ class PrefillPeers:
 
     def silent(self, now: float) -> list[Peer]:
         return [peer for peer in self._peers.values() if now - peer.last_seen > PEER_TIMEOUT_S]
+
+    def lame(self, now: float) -> list[Peer]:
+        """Those whose landing has lacked rails for so long that a fresh one is worth a try."""
+        return [p for p in self._peers.values() if p.whole_until is not None and now - p.whole_until > RAILS_AGAIN_S]
 
     def forget(self, peer: Peer) -> None:
         del self._peers[peer.address.instance]

@@ -39,6 +39,7 @@ from protocol.messages import (
     HelloRefused,
     PrefillRefused,
     PrefillRequest,
+    RailLost,
     Stopped,
     TransferFinished,
     Welcome,
@@ -171,6 +172,13 @@ class Receiver:
             self._do(attempt, attempt.transfer.on_stopped(self.clock(), stopped.posted, stopped.failure))
             self._fencing.renew_if_stale(attempt, stopped.failure)
 
+    def on_rail_lost(self, lost: RailLost) -> None:
+        """Of the landing that the peer has now: another one is fenced as a whole, or about to be."""
+        peer = self._peers.get(lost.instance)
+        answer = self._fencing.fence_rails(peer, lost, self.clock()) if peer and peer.number == lost.landing else None
+        if peer is not None and answer is not None:
+            self.send(peer.address, answer)
+
     # ---- from the pump ----
 
     def on_events(self, events: Sequence[Event]) -> None:
@@ -188,6 +196,7 @@ class Receiver:
         for peer in self._peers.silent(now):
             self._fencing.lose(peer, "no heartbeat")
         self._fencing.close_accounted()
+        self._fencing.renew_lame(now)
         for attempt in self._attempts.all():
             self._do(attempt, attempt.transfer.on_tick(now))
 

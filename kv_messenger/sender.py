@@ -10,12 +10,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from fabric.api import EndpointFailed, Event, TransferEngine, WritesEnded, WritesFailed
+from fabric.api import EndpointFailed, Event, RailInDoubt, TransferEngine, WritesEnded, WritesFailed
 from fabric.errors import FabricError
 from kv_messenger.checksums import HeldPages, checksums, places
 from kv_messenger.context import slot_checksums
 from kv_messenger.credits import Credits, Prompt
 from kv_messenger.last_words import LastWords, SendToPeer
+from kv_messenger.lost_rails import LostRails
 from kv_messenger.plan import TransferPlan
 from kv_messenger.sender_transfer import (
     Action,
@@ -46,6 +47,7 @@ from protocol.messages import (
     PrefillAccepted,
     PrefillRefused,
     PrefillRequest,
+    RailFenced,
     Welcome,
 )
 from protocol.ticket import TransferKey
@@ -81,6 +83,7 @@ class Sender:
 
     def __post_init__(self) -> None:
         self._sessions = Sessions(self.fabric, self.clock)
+        self._lost_rails = LostRails(self.instance, self.fabric, self._sessions, self.send, self.clock)
         self._credits = Credits(self.layout)
         self._arming = GatedArming(self.gates, self._arm)
         self._last_words = LastWords(self.instance, self.send)
@@ -155,6 +158,9 @@ class Sender:
             self.counters.unknown_aborts += 1
             self._last_words.never_heard_of(abort.key)
 
+    def on_rail_fenced(self, fenced: RailFenced) -> None:
+        self._lost_rails.on_fenced(fenced)
+
     # ---- from the engines ----
 
     def on_chunks(self, chunks: Sequence[tuple[str, Chunk]]) -> None:
@@ -179,14 +185,17 @@ class Sender:
 
     def on_events(self, events: Sequence[Event]) -> None:
         """Ended batches are booked before failures are acted on, so that a Stopped names every write ever posted. A
-        failed write breaks its endpoint, and the whole session goes; a decode node that lives says Hello again."""
+        failed write breaks its endpoint, unless others of its rails go on, and the whole session goes; a decode node
+        that lives says Hello again."""
         broken: dict[int, str] = {}
         for event in events:
             if isinstance(event, WritesFailed):
                 broken[self._sent.endpoint_of(event.handle)] = str(event.error)
             elif isinstance(event, EndpointFailed):
                 broken[event.endpoint] = str(event.error)
-                self._avoid(event)
+                self._lost_rails.on_endpoint_failed(event)
+            elif isinstance(event, RailInDoubt):
+                self._lost_rails.on_doubt(event)
             elif isinstance(event, WritesEnded):
                 self._batch_ended(event)
         for endpoint, reason in broken.items():
@@ -198,6 +207,9 @@ class Sender:
         for session in self._sessions.silent(now):
             self._lose(session, "no heartbeat")
             self._sessions.forgive(session)
+        for session in self._lost_rails.overdue(now):
+            self._lose(session, "it does not answer for a rail that was lost")
+        self._sessions.expire(now)
         self._stop(self._sent.expired(now), Failure(FailureCode.DEADLINE, "the request's deadline passed"))
 
     def on_gate_released(self) -> None:
@@ -259,14 +271,6 @@ class Sender:
         sent = self._sent.ended(event.handle)
         if sent is not None:
             self._do(sent, sent.transfer.on_batch_ended(event))
-
-    def _avoid(self, failed: EndpointFailed) -> None:
-        session = self._sessions.of_endpoint(failed.endpoint)
-        if session is not None and failed.rail is not None:
-            log_event(
-                log, "rail failed", logging.WARNING, peer=session.name, rail=failed.rail, reason=str(failed.error)
-            )
-            self._sessions.avoid(session, failed.rail)
 
     def _lose(self, session: Session, reason: str) -> None:
         self.counters.peers_lost += 1

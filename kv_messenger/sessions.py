@@ -2,17 +2,21 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from fabric.api import Sending, TransferEngine
 from kv_messenger.peers import PEER_TIMEOUT_S
 from protocol.layout import KVLayout
 from protocol.messages import Hello
 
+AVOID_S = 60.0
+"""How long new sessions with an instance do without a rail that failed: it may be mended, or was blamed for a fence."""
+
 
 @dataclass(slots=True)
 class Session:
-    """`landing` numbers the decode side's landing endpoint that `endpoint` writes to, `layout` is of its pools."""
+    """`landing` numbers the decode side's landing endpoint that `endpoint` writes to, `layout` is of its pools.
+    `doubts`: by rail in doubt, when the answer must be here."""
 
     instance: str
     name: str
@@ -20,6 +24,7 @@ class Session:
     layout: KVLayout
     endpoint: Sending
     last_seen: float
+    doubts: dict[int, float] = field(default_factory=dict)
 
 
 class Sessions:
@@ -29,7 +34,8 @@ class Sessions:
         self._fabric = fabric
         self._clock = clock
         self._sessions: dict[str, Session] = {}
-        self._avoided: dict[str, set[int]] = {}
+        self._avoided: dict[str, dict[int, float]] = {}
+        """By instance, rails and until when."""
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -43,8 +49,9 @@ class Sessions:
     def open(self, hello: Hello) -> Session:
         """The caller has closed an older session of the instance before."""
         assert hello.instance not in self._sessions, hello.instance
-        without = self._avoided.get(hello.instance, set())
-        endpoint = self._fabric.connect(hello.name, hello.landing_address, without)
+        self.expire(self._clock())
+        without = self._avoided.get(hello.instance, {})
+        endpoint = self._fabric.connect(hello.name, hello.landing_address, without, asks_peer=True)
         session = Session(hello.instance, hello.name, hello.landing, hello.layout, endpoint, self._clock())
         self._sessions[hello.instance] = session
         return session
@@ -55,12 +62,25 @@ class Sessions:
         self._fabric.close_endpoint(session.endpoint)
 
     def avoid(self, session: Session, rail: int) -> None:
-        """It failed with writes on their way: the next session with this instance does without it. Once all have
+        """It failed with writes on their way: for AVOID_S, new sessions with this instance do without it. Once all have
         failed, all are tried again."""
-        avoided = self._avoided.setdefault(session.instance, set())
-        avoided.add(rail)
+        avoided = self._avoided.setdefault(session.instance, {})
+        avoided[rail] = self._clock() + AVOID_S
         if len(avoided) == self._fabric.rails:
             del self._avoided[session.instance]
+
+    @property
+    def avoids(self) -> int:
+        """Instances towards which some rail is."""
+        return len(self._avoided)
+
+    def expire(self, now: float) -> None:
+        """Rails that were avoided for long enough, also of instances that are gone."""
+        kept = {
+            instance: {rail: until for rail, until in rails.items() if now < until}
+            for instance, rails in self._avoided.items()
+        }
+        self._avoided = {instance: rails for instance, rails in kept.items() if rails}
 
     def forgive(self, session: Session) -> None:
         """The instance is given up: nothing of it is remembered."""

@@ -15,9 +15,11 @@ from kv_messenger.pump import Pump
 from kv_messenger.sender import Sender
 from protocol.channel import ControlThread, Link
 from protocol.logs import event
-from protocol.messages import AbortTransfer, FromDecode, Hello, Nack, Ping, PrefillRequest
+from protocol.messages import AbortTransfer, FromDecode, Hello, Nack, Ping, PrefillRequest, RailFenced
 
 log = logging.getLogger(__name__)
+
+_Asked = Hello | Ping | PrefillRequest | AbortTransfer | RailFenced
 
 
 @dataclass
@@ -60,16 +62,16 @@ class DecodePeers:
             return
         self._pump.submit(self._action(message))
 
-    def _claimed(self, message: Hello | Ping | PrefillRequest | AbortTransfer) -> str:
+    def _claimed(self, message: _Asked) -> str:
         match message:
-            case Hello() | Ping():
+            case Hello() | Ping() | RailFenced():
                 return message.instance
             case PrefillRequest():
                 return message.ticket.key.instance
             case AbortTransfer():
                 return message.key.instance
 
-    def _action(self, message: Hello | Ping | PrefillRequest | AbortTransfer) -> Callable[[], None]:
+    def _action(self, message: _Asked) -> Callable[[], None]:
         assert self._sender is not None
         sender = self._sender
         match message:
@@ -81,3 +83,5 @@ class DecodePeers:
                 return lambda: sender.on_prefill_request(message)
             case AbortTransfer():
                 return lambda: sender.on_abort(message)
+            case RailFenced():
+                return lambda: sender.on_rail_fenced(message)

@@ -2,8 +2,8 @@
 
 router  <- node      NodeStatus, TokenDelta, TokenDeltas, ChoiceEnded, RequestEnded    (the node dials the router)
 router  -> node      StatusAck, DecodeRequest, Abort
-decode  -> prefill   Hello, Ping, PrefillRequest, AbortTransfer    (the decode node dials the prefill node)
-decode  <- prefill   Welcome, HelloRefused, Pong, PrefillAccepted, PrefillRefused, TransferFinished, Stopped
+decode  -> prefill   Hello, Ping, PrefillRequest, AbortTransfer, RailFenced    (the decode node dials the prefill node)
+decode  <- prefill   Welcome, HelloRefused, Pong, PrefillAccepted, PrefillRefused, TransferFinished, Stopped, RailLost
 either               Nack: the answer to a frame that could not be read or is not handled here
 """
 
@@ -14,13 +14,15 @@ import msgspec
 
 from protocol.layout import KVLayout
 from protocol.sampling import SamplingParams, TokenId
-from protocol.ticket import TransferKey, TransferTicket
+from protocol.ticket import MAX_RAILS, Immediate, RailNumber, TransferKey, TransferTicket
 
 MAX_PROMPT_TOKENS = 1 << 20
 MAX_CHECKSUM_BYTES = 8 << 20
 MAX_CHOICES = 128
 """Sequences of one prompt, as OpenAI allows."""
 MAX_DELTAS = 1024
+MAX_IN_DOUBT = 4096
+"""Transfers with one decode node, as many as it has slots."""
 
 Landing = Annotated[int, msgspec.Meta(ge=1, lt=1 << 53)]
 Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 53)]
@@ -323,6 +325,34 @@ class Stopped(Message, frozen=True):
     failure: Failure | None
 
 
+class WritesInDoubt(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Of the writes with `immediate` over a rail that was lost, `completed` have, and others may have landed or not."""
+
+    immediate: Immediate
+    completed: Count
+
+
+class RailLost(Message, frozen=True):
+    """One `rail` of the prefill node's failed with writes on their way to these rails of the landing, `remotes`, which
+    no other rail has written to: they are to be fenced, which RailFenced answers. The landing's others go on."""
+
+    instance: Name
+    landing: Landing
+    rail: RailNumber
+    remotes: Annotated[list[RailNumber], msgspec.Meta(min_length=1, max_length=MAX_RAILS)]
+    doubts: Annotated[list[WritesInDoubt], msgspec.Meta(min_length=1, max_length=MAX_IN_DOUBT)]
+
+
+class RailFenced(Message, frozen=True):
+    """Nothing lands there any more. Of the immediates that were in doubt those in `again` are not whole, and no write
+    in doubt counts for them: each is to be written again over another rail. Those of all others must not be."""
+
+    instance: Name
+    landing: Landing
+    rail: RailNumber
+    again: Annotated[list[Immediate], msgspec.Meta(max_length=MAX_IN_DOUBT)]
+
+
 class Nack(Message, frozen=True):
     """The frame just received could not be decoded or is of a type that this node does not handle."""
 
@@ -331,5 +361,7 @@ class Nack(Message, frozen=True):
 
 FromNode = NodeStatus | TokenDelta | TokenDeltas | ChoiceEnded | RequestEnded | Nack
 ToNode = StatusAck | DecodeRequest | Abort | Nack
-FromDecode = Hello | Ping | PrefillRequest | AbortTransfer | Nack
-ToDecode = Welcome | HelloRefused | Pong | PrefillAccepted | PrefillRefused | TransferFinished | Stopped | Nack
+FromDecode = Hello | Ping | PrefillRequest | AbortTransfer | RailFenced | Nack
+ToDecode = (
+    Welcome | HelloRefused | Pong | PrefillAccepted | PrefillRefused | TransferFinished | Stopped | RailLost | Nack
+)

@@ -26,6 +26,7 @@ class TransferKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True, order
 
 MAX_RAILS = 32
 RailNumber = Annotated[int, msgspec.Meta(ge=0, lt=MAX_RAILS)]
+Immediate = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
 
 
 class RankRegion(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -53,7 +54,7 @@ class TransferTicket(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     key: TransferKey
     landing: Annotated[int, msgspec.Meta(ge=1, lt=1 << 53)]
     first_page: Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
-    immediate: Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
+    immediate: Immediate
     blocks: Annotated[list[BlockTable], msgspec.Meta(min_length=1, max_length=MAX_GROUPS)]
     regions: Annotated[list[RankRegion], msgspec.Meta(min_length=1, max_length=MAX_RANKS)]
     context: ContextSlot | None = None

@@ -30,6 +30,8 @@ from protocol.messages import (
     PrefillRefused,
     PrefillRequest,
     PrefillTimes,
+    RailFenced,
+    RailLost,
     Stopped,
     TransferFinished,
     Welcome,
@@ -187,6 +189,8 @@ def deliver_to_sender(sender: Sender, message: msgspec.Struct) -> None:
             sender.on_prefill_request(message)
         case AbortTransfer():
             sender.on_abort(message)
+        case RailFenced():
+            sender.on_rail_fenced(message)
 
 
 def deliver_to_receiver(receiver: Receiver, message: msgspec.Struct) -> None:
@@ -201,6 +205,8 @@ def deliver_to_receiver(receiver: Receiver, message: msgspec.Struct) -> None:
             receiver.on_finished(message)
         case Stopped():
             receiver.on_stopped(message)
+        case RailLost():
+            receiver.on_rail_lost(message)
 
 
 def expect_whole(side: Side, tokens: int, slack: bool) -> None:

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from fabric.api import EndpointFailed, PageWrites, WritesEnded
+from fabric.api import PageWrites, RailInDoubt, WritesEnded
 from fabric.simulated import Faults, SimulatedEngine, SimulatedNetwork
-from kv_messenger.sessions import Session, Sessions
+from kv_messenger.sessions import AVOID_S, Session, Sessions
 from protocol.messages import Hello
 from tests.kv_messenger.builders import layout
 
@@ -18,7 +18,8 @@ class World:
     def __init__(self, faults: Faults) -> None:
         network = SimulatedNetwork(1, faults)
         self.fabric, self.receiver = (SimulatedEngine(network, rails=3) for _ in range(2))
-        self.sessions = Sessions(self.fabric)
+        self.now = 100.0
+        self.sessions = Sessions(self.fabric, lambda: self.now)
         self.memory = np.zeros(2 * PAGES * PAGE, np.uint8)
         base, half = self.memory.ctypes.data, PAGES * PAGE
         self.source, self.target = self.fabric.register(base, half), self.receiver.register(base + half, half)
@@ -36,15 +37,15 @@ class World:
         )
         return self.sessions.open(hello)
 
-    def send(self, session: Session) -> EndpointFailed | None:
-        """A page on each rail in use, and more; the failure of the endpoint, if it came to that."""
+    def send(self, session: Session) -> RailInDoubt | None:
+        """A page on each rail in use, and more; which of them failed, if one did."""
         indices = list(range(PAGES))
         pages = PageWrites(self.source, indices, PAGE, 0, self.target.remote, indices, PAGE, 0, PAGE, 1)
         self.fabric.write(session.endpoint, pages)
         seen: list[object] = []
-        while not any(isinstance(event, WritesEnded) for event in seen):
+        while not any(isinstance(event, WritesEnded | RailInDoubt) for event in seen):
             seen += self.fabric.progress(1.0)
-        return next((event for event in seen if isinstance(event, EndpointFailed)), None)
+        return next((event for event in seen if isinstance(event, RailInDoubt)), None)
 
     def used(self) -> set[int]:
         return {rail for rail, writes in enumerate(self.fabric.writes_by_rail()) if writes}
@@ -54,13 +55,31 @@ def test_the_next_session_does_without_the_rail_that_failed() -> None:
     world = World(Faults(fail_completion=2))
     session = world.open()
     failed = world.send(session)
-    assert failed is not None and failed.rail is not None
-    before = world.fabric.writes_by_rail()
+    assert failed is not None
     world.sessions.avoid(session, failed.rail)
     world.sessions.close(session)
+    world.fabric.progress(0)
+    before = world.fabric.writes_by_rail()
     assert world.send(world.open()) is None
     more = [now - then for now, then in zip(world.fabric.writes_by_rail(), before, strict=True)]
     assert more[failed.rail] == 0 and sum(more) == PAGES
+
+
+def test_a_rail_is_tried_again_after_a_while_and_nothing_is_remembered_of_who_is_gone() -> None:
+    world = World(Faults())
+    session = world.open()
+    world.sessions.avoid(session, 1)
+    world.sessions.close(session)
+    world.now += AVOID_S - 1
+    world.send(session := world.open())
+    assert world.used() == {0, 2}
+    world.sessions.close(session)
+    world.fabric.progress(0)
+    world.now += 1
+    world.sessions.expire(world.now)
+    assert not world.sessions.avoids
+    world.send(world.open())
+    assert world.used() == {0, 1, 2}
 
 
 @pytest.mark.parametrize("forget", [False, True])

@@ -86,6 +86,7 @@ class ScheduledEngine(SimulatedEngine):
         self.held: list[Flight] = []
         """Writes that wait for this process to go on."""
         self._needs_dead_peer = network.needs_dead_peer
+        self.moves_writes = not (network.needs_dead_peer or network.manners.early_share)
         self.changed: Any = _Notice(on_change)
 
     def fence_needs_dead_peer(self, landing: Landing) -> bool:
@@ -149,14 +150,14 @@ class ScheduledNetwork(SimulatedNetwork):
         self.fail_next: list[NetworkUser] = []
         self.lose_next: list[NetworkUser] = []
         self._schedule = schedule
-        self._manners = manners
+        self.manners = manners
         self._last: dict[tuple[int, ...], float] = {}
         """By endpoint and rail, when its latest write lands, where writes keep their order."""
 
     # ---- what the engine asks ----
 
     def try_post(self) -> int:
-        busy = self._manners.busy_share and self._schedule.random.random() < self._manners.busy_share
+        busy = self.manners.busy_share and self._schedule.random.random() < self.manners.busy_share
         return errno.EAGAIN if busy else 0
 
     def launch(self, sender: NetworkUser, write: SimulatedWrite) -> None:
@@ -168,7 +169,7 @@ class ScheduledNetwork(SimulatedNetwork):
             self.fail_next.remove(sender)
             self._schedule.after(delay, lambda: self._fail(flight, random.random() < 0.5))
             return
-        if random.random() < self._manners.early_share:
+        if random.random() < self.manners.early_share:
             self._schedule.after(0.0, lambda: self._complete_early(flight))
         self._schedule.after(delay, lambda: self._arrive(flight))
 
@@ -188,7 +189,7 @@ class ScheduledNetwork(SimulatedNetwork):
         return super().close_landing(addresses)
 
     def ended(self, receiver: NetworkUser, landing: int, immediate: int) -> None:
-        if self._schedule.random.random() < self._manners.duplicate_share:
+        if self._schedule.random.random() < self.manners.duplicate_share:
             self._schedule.after(
                 self._schedule.within(0.1), lambda: receiver.landed(landing, 0, immediate, time.monotonic_ns())
             )
@@ -211,7 +212,7 @@ class ScheduledNetwork(SimulatedNetwork):
         """Its process goes on."""
         held, engine.held = engine.held, []
         for flight in held:
-            self._schedule.after(self._schedule.within(self._manners.write_delay), partial(self._arrive, flight))
+            self._schedule.after(self._schedule.within(self.manners.write_delay), partial(self._arrive, flight))
 
     def break_writes(self, endpoint: SimulatedEndpoint) -> None:
         """A connection breaks: each write on its way is lost, or lands; either way it fails for its sender."""
@@ -237,8 +238,8 @@ class ScheduledNetwork(SimulatedNetwork):
         return [engine for engine in self._engines if isinstance(engine, ScheduledEngine)]
 
     def _delay(self, *path: int) -> float:
-        delay = self._schedule.within(self._manners.write_delay)
-        if self._manners.ordered:
+        delay = self._schedule.within(self.manners.write_delay)
+        if self.manners.ordered:
             due = max(self._schedule.now + delay, self._last.get(path, 0.0))
             self._last[path] = due
             return due - self._schedule.now
@@ -262,7 +263,7 @@ class ScheduledNetwork(SimulatedNetwork):
         if flight.payload is None:
             flight.detach()
             self._complete(flight, errno.EIO)
-            self._schedule.after(self._schedule.within(self._manners.write_delay), lambda: self._arrive(flight))
+            self._schedule.after(self._schedule.within(self.manners.write_delay), lambda: self._arrive(flight))
         if not lands:
             self.flights.remove(flight)
 
@@ -270,7 +271,7 @@ class ScheduledNetwork(SimulatedNetwork):
         if flight not in self.flights:
             return
         receiver, _ = self._landings.get(flight.landing, (None, 0))
-        if isinstance(receiver, ScheduledEngine) and receiver.process.paused and not self._manners.lands_while_paused:
+        if isinstance(receiver, ScheduledEngine) and receiver.process.paused and not self.manners.lands_while_paused:
             receiver.held.append(flight)
             return
         self.flights.remove(flight)
