@@ -130,6 +130,7 @@ bool kf_drain_sender(kf_engine *engine, kf_endpoint *endpoint, int64_t now) {
         return true;
     }
     bool any = sender->acknowledged < done;
+    if (any) now = kf_now(); /* they may have been posted, and copied, since this turn began */
     while (sender->acknowledged < done) kf_complete_next(engine, endpoint, NULL, now);
     return any;
 }

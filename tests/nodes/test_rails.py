@@ -29,22 +29,26 @@ def over_simulation(seed: int) -> OpenFabric:
 def test_tokens_are_the_same_over_several_rails_and_each_carries_its_share(
     tiny_model: Path, oracle: Oracle, kind: Callable[[int], OpenFabric], seed: int
 ) -> None:
+    """Compared once all are connected: until then a provider takes what it is given by those that are."""
     with Cluster(tiny_model, kind(seed), SHAPE).start() as cluster:
         expect_oracle(cluster, oracle, [prompt_of(length, seed) for length in (2, 17, 100)])
-        shares = cluster.fabrics["prefill-0"].writes_by_rail()
-    assert min(shares) >= max(shares) // 2 > 0, shares
+        before = cluster.fabrics["prefill-0"].writes_by_rail()
+        expect_oracle(cluster, oracle, [prompt_of(100, seed + 1)])
+        after = cluster.fabrics["prefill-0"].writes_by_rail()
+    shares = [now - then for now, then in zip(after, before, strict=True)]
+    assert min(before) > 0 and min(shares) >= max(shares) // 2 > 0, (before, shares)
 
 
-def test_a_request_whose_rail_fails_is_sent_again_over_the_others(tiny_model: Path, oracle: Oracle, seed: int) -> None:
-    """A failed write may have landed and been counted, or not: the transfer starts anew, behind a fence, by the same
-    prefill node, and the rail is out of use from then on."""
+def test_the_writes_of_a_rail_that_fails_move_to_the_others(tiny_model: Path, oracle: Oracle, seed: int) -> None:
+    """A failed write may have landed and been counted, or not: the decode node fences its rail and says so, in the same
+    attempt, and the rail is out of use from then on."""
     network = SimulatedNetwork(seed, Faults(fail_completion=5))
     with Cluster(tiny_model, lambda name: SimulatedEngine(network, name, rails=RAILS), SHAPE).start() as cluster:
         prefill = cluster.fabrics["prefill-0"]
         (end,) = expect_oracle(cluster, oracle, [prompt_of(100, seed)])
-        assert end.ledger.attempts == 2
+        assert end.ledger.attempts == 1
         before = prefill.writes_by_rail()
         expect_oracle(cluster, oracle, [prompt_of(90, seed + 1)])
         used = [now - then for now, then in zip(prefill.writes_by_rail(), before, strict=True)]
         assert sorted(bool(writes) for writes in used) == [False, True, True]
-        assert cluster.prefill[0].transfer_counters.peers_lost == 1
+        assert cluster.prefill[0].transfer_counters.peers_lost == 0
