@@ -96,9 +96,8 @@ void kf_leave_doubt(kf_engine *engine, kf_batch *batch) {
     }
 }
 
-/* No word of its writes is awaited on this way any more: those that were held are in doubt as all others. */
+/* No word of its writes is awaited on this way any more. None of them was held: with several rails each write asks. */
 static void kf_mark_doubtful(const kf_engine *engine, kf_port *port) {
-    for (; port->held; port->held = port->held->next) port->endpoint->held--;
     KF_EACH_IN_FLIGHT(engine, port, operation) {
         operation->batch->doubtful++;
         port->endpoint->held++;
