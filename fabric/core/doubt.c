@@ -104,7 +104,9 @@ static void kf_mark_doubtful(const kf_engine *engine, kf_port *port) {
     }
 }
 
-/* The port has failed, and is marked lost. False if its endpoint cannot go on without it. */
+/* The port has failed, and is marked lost. False if its endpoint cannot go on without it. Otherwise it is in doubt from
+ * now on, though the peer is asked only about what nobody has stopped: whoever brings the failure of one of its writes
+ * must not end that write. */
 bool kf_enter_doubt(kf_engine *engine, kf_port *port, const kf_error *error) {
     kf_endpoint *endpoint = port->endpoint;
     uint32_t lost_before = endpoint->lost_remotes;
@@ -122,8 +124,7 @@ bool kf_enter_doubt(kf_engine *engine, kf_port *port, const kf_error *error) {
         kf_leave_doubt(engine, batch);
         kf_end_if_done(engine, batch);
     }
-    port->doubt = kf_next_in_flight(engine, port, port->operations) != NULL;
-    if (port->doubt) kf_mark_ready(&engine->ready_ports, &port->ready);
+    if (kf_next_in_flight(engine, port, port->operations)) kf_mark_ready(&engine->ready_ports, &port->ready);
     return true;
 }
 
