@@ -5,7 +5,8 @@ from enum import Enum
 
 from engine.request import Request
 from kv_messenger.attempts import Arrival
-from protocol.messages import DecodeRequest, Ledger, PrefillAddress, PrefillTimes
+from protocol.ledger import Ledger
+from protocol.messages import DecodeRequest, PrefillAddress, PrefillTimes
 from protocol.ticket import TransferKey
 
 

@@ -9,7 +9,7 @@ import httpx
 import msgspec
 
 from deploy.prompts import Question
-from protocol.messages import Ledger
+from protocol.ledger import Ledger
 
 LEDGER_HEADER = {"X-Kvferry-Ledger": "1"}
 ANSWER_TIMEOUT_S = 180.0

@@ -12,9 +12,11 @@ from typing import Annotated
 
 import msgspec
 
+from protocol.fields import MAX_RAILS, Count, Immediate, Landing, Name, RailNumber, Seconds
 from protocol.layout import KVLayout
+from protocol.ledger import Ledger
 from protocol.sampling import SamplingParams, TokenId
-from protocol.ticket import MAX_RAILS, Immediate, RailNumber, TransferKey, TransferTicket
+from protocol.ticket import TransferKey, TransferTicket
 
 MAX_PROMPT_TOKENS = 1 << 20
 MAX_CHECKSUM_BYTES = 8 << 20
@@ -24,10 +26,6 @@ MAX_DELTAS = 1024
 MAX_IN_DOUBT = 4096
 """Transfers with one decode node, as many as it has slots."""
 
-Landing = Annotated[int, msgspec.Meta(ge=1, lt=1 << 53)]
-Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 53)]
-Seconds = Annotated[float, msgspec.Meta(ge=0.0, le=1e9)]
-Name = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
 PublicId = Annotated[str, msgspec.Meta(max_length=512)]
 Text = Annotated[str, msgspec.Meta(max_length=4096)]
 ChoiceIndex = Annotated[int, msgspec.Meta(ge=0, lt=MAX_CHOICES)]
@@ -182,32 +180,6 @@ class ChoiceEnded(Message, frozen=True):
     request: Name
     choice: ChoiceIndex
     reason: FinishReason
-
-
-class Ledger(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Where one request's time and bytes went, as durations that were each measured on one clock.
-
-    queue_s: waiting for pages and for the prefill node's scheduler. prefill_s: from the prompt's first forward to the
-    end of its last, or until all KV was there if that came first. exposed_transfer_s: the part of the wait for KV that
-    neither of those covers (message hops included). first_step_s: from KV arrival to the first sampled token. writes /
-    bytes: counted on arrival.
-    early_writes / last_chunk_writes: of the last prefill chunk, posted before its forward ended, and all.
-    prefill_node "" and provider "" where the prompt ran on the decode node itself.
-    """
-
-    decode_node: Name
-    prefill_node: Annotated[str, msgspec.Meta(max_length=256)] = ""
-    provider: Annotated[str, msgspec.Meta(max_length=64)] = ""
-    attempts: Count = 0
-    prefill_chunks: Count = 0
-    queue_s: Seconds = 0.0
-    prefill_s: Seconds = 0.0
-    exposed_transfer_s: Seconds = 0.0
-    first_step_s: Seconds = 0.0
-    writes: Count = 0
-    bytes: Count = 0
-    early_writes: Count = 0
-    last_chunk_writes: Count = 0
 
 
 class RequestEnded(Message, frozen=True):

@@ -4,6 +4,7 @@ from typing import Annotated
 
 import msgspec
 
+from protocol.fields import MAX_RAILS, Immediate, Landing, RailNumber
 from protocol.layout import MAX_GROUPS, MAX_RANKS
 
 U64 = Annotated[int, msgspec.Meta(ge=0)]
@@ -22,11 +23,6 @@ class TransferKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True, order
 
     def __str__(self) -> str:
         return f"{self.request}#{self.attempt}"
-
-
-MAX_RAILS = 32
-RailNumber = Annotated[int, msgspec.Meta(ge=0, lt=MAX_RAILS)]
-Immediate = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
 
 
 class RankRegion(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -52,7 +48,7 @@ class TransferTicket(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     ranks. `regions`: where they lie, by rank. `context`: where the prompt's context goes, if its layout has one."""
 
     key: TransferKey
-    landing: Annotated[int, msgspec.Meta(ge=1, lt=1 << 53)]
+    landing: Landing
     first_page: Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
     immediate: Immediate
     blocks: Annotated[list[BlockTable], msgspec.Meta(min_length=1, max_length=MAX_GROUPS)]

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from types import TracebackType
 
 from protocol.gates import Gates
+from protocol.ledger import Ledger
 from protocol.logs import event
-from protocol.messages import Ledger
 from router.choices import Choices, Progress
 from router.dispatch import Dispatcher
 from router.metrics import Metrics, Outcome

@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from protocol.messages import Ledger
+from protocol.ledger import Ledger
 from router.generation import TextEnded
 
 HEADER = "x-kvferry-ledger"

@@ -12,8 +12,9 @@ import logging
 from types import TracebackType
 from typing import Self
 
+from protocol.ledger import Ledger
 from protocol.logs import event
-from protocol.messages import ChoiceEnded, Failure, FailureCode, FinishReason, Ledger, RequestEnded, TokenDelta
+from protocol.messages import ChoiceEnded, Failure, FailureCode, FinishReason, RequestEnded, TokenDelta
 from router.attempt import Attempt, FromAttempt
 from router.dispatch import Dispatcher
 from router.queueing import RequestFailed, Turn

@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from protocol.messages import FinishReason, Ledger
+from protocol.ledger import Ledger
+from protocol.messages import FinishReason
 from protocol.sampling import SamplingParams
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from protocol.messages import Ledger
+from protocol.ledger import Ledger
 from protocol.sampling import SamplingParams
 from tests.nodes.pair import Cluster, OpenFabric, Shape
 from tests.nodes.router_stub import Answer

@@ -14,7 +14,8 @@ from engine.outputs import StepOutput
 from prefill_node.node import PrefillNode
 from protocol.context import ContextName
 from protocol.gates import GateClient
-from protocol.messages import FailureCode, FinishReason, Ledger
+from protocol.ledger import Ledger
+from protocol.messages import FailureCode, FinishReason
 from protocol.sampling import SamplingParams
 from tests.nodes.conftest import open_named
 from tests.nodes.pair import Cluster, Shape

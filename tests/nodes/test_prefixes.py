@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-from protocol.messages import FinishReason, Ledger
+from protocol.ledger import Ledger
+from protocol.messages import FinishReason
 from protocol.sampling import SamplingParams
 from tests.nodes.conftest import open_named
 from tests.nodes.pair import Cluster, Shape

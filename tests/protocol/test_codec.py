@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from protocol.codec import MAX_FRAME_BYTES, BadFrame, decode, encode
 from protocol.context import ContextLayout, ContextPart
 from protocol.layout import GroupLayout, KVLayout
+from protocol.ledger import Ledger
 from protocol.messages import (
     MAX_CHOICES,
     Abort,
@@ -22,7 +23,6 @@ from protocol.messages import (
     FromDecode,
     FromNode,
     Hello,
-    Ledger,
     PrefillAddress,
     PrefillRequest,
     RequestEnded,

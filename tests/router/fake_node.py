@@ -14,6 +14,7 @@ import zmq
 from protocol import PROTOCOL_VERSION
 from protocol.codec import decode, encode
 from protocol.curve import ClusterKey
+from protocol.ledger import Ledger
 from protocol.messages import (
     Abort,
     ChoiceEnded,
@@ -21,7 +22,6 @@ from protocol.messages import (
     Failure,
     FailureCode,
     FinishReason,
-    Ledger,
     NodeStatus,
     RequestEnded,
     Role,

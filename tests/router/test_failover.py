@@ -7,12 +7,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import httpx
 import pytest
 
+from protocol.ledger import Ledger
 from protocol.messages import (
     DecodeRequest,
     Failure,
     FailureCode,
     FinishReason,
-    Ledger,
     Nack,
     RequestEnded,
     TokenDelta,
