@@ -3,7 +3,6 @@
 import resource
 import secrets
 import threading
-from array import array
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
@@ -29,7 +28,7 @@ from fabric.landing_address import LandingAddress
 from fabric.limits import Limits
 from fabric.native import core, describe
 from fabric.native_events import decode, decode_doubt
-from fabric.rails import lanes
+from fabric.native_writes import encode
 from fabric.same_host import SAME_HOST
 
 _ADDRESS_BYTES = 256
@@ -244,30 +243,13 @@ class LibfabricEngine(TransferEngine):
         region, local = self._region(batch.source), self.provider_of(endpoint) == SAME_HOST
         if local and not region.shared:
             raise FabricUsageError("this memory is not shared with peers on this host: register it with its file")
-        # from_buffer keeps these arrays alive; the core copies before the call returns
-        sources = self._ffi.from_buffer("uint64_t[]", array("Q", batch.source_indices))
-        targets = self._ffi.from_buffer("uint64_t[]", array("Q", batch.target_indices))
-        writes = self._ffi.new("kf_writes *")
-        writes.source = batch.source.address + batch.source_offset
-        writes.source_stride, writes.source_indices, writes.source_region = batch.source_stride, sources, region.raw
-        writes.target = batch.target.base + batch.target_offset
-        writes.target_stride, writes.target_indices = batch.target_stride, targets
-        ways = self._lanes(endpoint, batch, local)
-        writes.lanes, writes.lane_count = ways, len(ways)
-        writes.count, writes.length, writes.immediate = len(batch.source_indices), batch.length, batch.immediate
+        flat = encode(batch, region.raw, local, chance=endpoint.id)
         handle = next(self._ids)
-        raw = self._lib.kf_write(self._raw, opened.raw, handle, writes, word_address, threshold)
+        raw = self._lib.kf_write(self._raw, opened.raw, handle, flat.record, word_address, threshold)
         if raw == self._ffi.NULL:
             raise MemoryError(f"{len(batch.source_indices)} writes")
         self._batches[handle] = raw, opened.peer
         return handle
-
-    def _lanes(self, endpoint: Sending, batch: PageWrites, local: bool) -> Any:
-        """`local`: the same-host path, which has one, and knows memory by its first key."""
-        rails = [0] if local else [rail for rail, _ in batch.source.remote.keys]
-        keys = batch.target.keys[:1] if local else batch.target.keys
-        found = lanes(rails, keys, chance=endpoint.id)
-        return self._ffi.new("kf_lane[]", [(rail, remote.rail, remote.key) for rail, remote in found])
 
     def cancel(self, handle: int) -> tuple[int, int]:
         if handle not in self._batches:
