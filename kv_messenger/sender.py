@@ -29,8 +29,7 @@ from kv_messenger.sender_transfer import (
     StopPosting,
 )
 from kv_messenger.sent import Sent, SentTable, engine_id
-from kv_messenger.sessions import Session, Sessions
-from kv_messenger.sharding import refuse_pair
+from kv_messenger.sessions import Session, Sessions, hello_refusal
 from kv_messenger.sources import Source
 from kv_messenger.withheld import GatedArming
 from protocol.gates import Gates
@@ -109,7 +108,7 @@ class Sender:
 
     def on_hello(self, hello: Hello) -> None:
         """Opens a session, or replaces the endpoint of one whose decode side fenced the old landing."""
-        failure = self._hello_refusal(hello)
+        failure = hello_refusal(hello, self.instance, self.compatibility, self.layout)
         if failure is not None:
             self._refuse_hello(hello, failure)
             return
@@ -234,14 +233,6 @@ class Sender:
     def _refuse_hello(self, hello: Hello, failure: Failure) -> None:
         log_event(log, "hello refused", logging.WARNING, peer=hello.name, reason=failure.message)
         self.send(hello.instance, HelloRefused(instance=self.instance, landing=hello.landing, failure=failure))
-
-    def _hello_refusal(self, hello: Hello) -> Failure | None:
-        if hello.expects != self.instance:
-            return Failure(FailureCode.STALE_PEER, f"this is instance {self.instance}, not {hello.expects}")
-        reason = refuse_pair(self.layout, hello.layout)
-        if reason is None and hello.compatibility != self.compatibility:
-            reason = "model, tokenizer or protocol version differ"
-        return Failure(FailureCode.INCOMPATIBLE, reason) if reason else None
 
     def _accept(self, request: PrefillRequest, plan: TransferPlan, source: Source) -> None:
         key, tokens = request.ticket.key, request.tokens

@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 
 from fabric.api import Sending, TransferEngine
 from kv_messenger.peers import PEER_TIMEOUT_S
+from kv_messenger.sharding import refuse_pair
 from protocol.layout import KVLayout
-from protocol.messages import Hello
+from protocol.messages import Failure, FailureCode, Hello
 
 AVOID_S = 60.0
 """How long new sessions with an instance do without a rail that failed: it may be mended, or was blamed for a fence."""
@@ -25,6 +26,16 @@ class Session:
     endpoint: Sending
     last_seen: float
     doubts: dict[int, float] = field(default_factory=dict)
+
+
+def hello_refusal(hello: Hello, instance: str, compatibility: str, layout: KVLayout) -> Failure | None:
+    """Why it opens no session with us, the `instance` with these sources, or None if it does."""
+    if hello.expects != instance:
+        return Failure(FailureCode.STALE_PEER, f"this is instance {instance}, not {hello.expects}")
+    reason = refuse_pair(layout, hello.layout)
+    if reason is None and hello.compatibility != compatibility:
+        reason = "model, tokenizer or protocol version differ"
+    return Failure(FailureCode.INCOMPATIBLE, reason) if reason else None
 
 
 class Sessions:
