@@ -95,7 +95,7 @@ class Fencing:
             peer.fenced[lost.rail] = RailFenced(
                 instance=self._peers.instance, landing=peer.number, rail=lost.rail, again=again
             )
-            peer.whole_until = peer.whole_until or now
+            peer.rail_lost_at = now
         return peer.fenced[lost.rail]
 
     def renew_lame(self, now: float) -> None:

@@ -21,7 +21,8 @@ PING_EVERY_S = 1.0
 PEER_TIMEOUT_S = 4.0
 """Of either side, before it gives the other up: three missed pings, and some slack."""
 RAILS_AGAIN_S = 60.0
-"""After a rail was lost, when peers meet on a fresh landing with all of theirs, as soon as nothing is under way."""
+"""After the last rail was lost, when peers meet on a fresh landing, as soon as nothing is under way. No less than
+AVOID_S of the prefill side: a session that is opened before that does without the rail for good."""
 
 SendToPeer = Callable[[PrefillAddress, msgspec.Struct], None]
 """Dials if need be; never blocks."""
@@ -40,8 +41,8 @@ class Introduction:
 @dataclass(slots=True)
 class Peer:
     """`number`: of its landing. `layout`: of its pools, once it has welcomed us; until then `waiting` holds what we
-    will ask of it. `fenced`: by its rails that it has lost, what we answered; `whole_until`: when the first of them was
-    lost."""
+    will ask of it. `fenced`: by its rails that it has lost, what we answered; `rail_lost_at`: when the last of them
+    was."""
 
     address: PrefillAddress
     number: int
@@ -50,7 +51,7 @@ class Peer:
     layout: KVLayout | None = None
     waiting: list[TransferKey] = field(default_factory=list)
     fenced: dict[int, RailFenced] = field(default_factory=dict)
-    whole_until: float | None = None
+    rail_lost_at: float | None = None
 
     def withdraw(self, key: TransferKey) -> bool:
         """Take back what was never asked. False if it was, or is unknown."""
@@ -144,8 +145,8 @@ class PrefillPeers:
         return [peer for peer in self._peers.values() if now - peer.last_seen > PEER_TIMEOUT_S]
 
     def lame(self, now: float) -> list[Peer]:
-        """Those whose landing has lacked rails for so long that a fresh one is worth a try."""
-        return [p for p in self._peers.values() if p.whole_until is not None and now - p.whole_until > RAILS_AGAIN_S]
+        """Those whose landing lacks rails, all of them for so long that a fresh one is worth a try."""
+        return [p for p in self._peers.values() if p.rail_lost_at is not None and now - p.rail_lost_at > RAILS_AGAIN_S]
 
     def forget(self, peer: Peer) -> None:
         del self._peers[peer.address.instance]
