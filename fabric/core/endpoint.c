@@ -325,8 +325,7 @@ static void kf_settle_landing(kf_engine *engine, kf_endpoint *landing) {
  * it may still write to is not freed. */
 int kf_close_endpoint(kf_engine *engine, kf_endpoint *endpoint, kf_error *error) {
     KF_GUARD(engine);
-    bool provided = endpoint->port_count && endpoint->ports[0].ep;
-    bool settle = provided && endpoint->landing && kf_closes_dead_only(engine) && !kf_is_same_host(endpoint);
+    bool settle = endpoint->landing && kf_closes_dead_only(engine) && !kf_is_same_host(endpoint);
     kf_close_local_sender(endpoint);
     kf_close_local_receiver(endpoint);
     if (settle) kf_settle_landing(engine, endpoint);
