@@ -86,10 +86,10 @@ class Load:
     @property
     def victims(self) -> dict[str, Any]:
         """What became of those that were stopped: `back_ratio`, of its rate before, once it was back."""
-        seconds = [(turn.windows["stopped"].seconds, turn.windows["back"], turn.windows["lost"]) for turn in self.turns]
+        windows = [turn.windows for turn in self.turns]
         return {
-            "lost_after_s": [round(stopped, 2) for stopped, _, _ in seconds],
-            "back_after_s": [round((back.began_ns - lost.ended_ns) / 1e9, 2) for _, back, lost in seconds],
+            "lost_after_s": [round(of["stopped"].seconds, 2) for of in windows],
+            "back_after_s": [round((of["back"].began_ns - of["lost"].ended_ns) / 1e9, 2) for of in windows],
             "back_ratio": [round(turn.ratio("back", turn.victim), 2) for turn in self.turns],
             "failed": [turn.failed for turn in self.turns],
         }
@@ -115,10 +115,8 @@ def table(report: Mapping[str, Any]) -> str:
 
 
 def _line(row: Mapping[str, Any]) -> str:
-    ratio, took = (
-        f"{row['ratio']:.2f} ({row['low']:.2f}-{row['high']:.2f})",
-        f"{row['p50_ms']:.1f} / {row['p99_ms']:.1f}",
-    )
+    ratio = f"{row['ratio']:.2f} ({row['low']:.2f}-{row['high']:.2f})"
+    took = f"{row['p50_ms']:.1f} / {row['p99_ms']:.1f}"
     return f"{row['provider']:<14}{row['load']:<12}{row['phase']:<10}{ratio:>24}{row['gb_per_s']:>8.2f}{took:>18}"
 
 
