@@ -70,6 +70,7 @@ static void script_open(int cap, int in_order, int in_all) {
 }
 
 static void script_close(void) {
+    kf_free_batch(script.batch);
     free(script.port->peers);
     free(script.port->operations);
     free(script.endpoint);
