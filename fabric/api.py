@@ -172,7 +172,8 @@ Event = WritesFailed | WritesEnded | Arrived | OverCounted | EndpointFailed | Ra
 
 @dataclass(frozen=True, slots=True)
 class FabricCounters:
-    """What one engine has done since it was opened, for metrics: every number only grows."""
+    """What one engine has done since it was opened, for metrics: every number only grows. A write that moves from a
+    rail that failed to another one was posted twice, and failed once."""
 
     writes_posted: int
     writes_completed: int

@@ -271,8 +271,8 @@ class SimulatedEngine(TransferEngine):
         with self._network.lock:
             return FabricCounters(
                 writes_posted=self._sender.posted,
-                writes_completed=self._sender.completed,
-                writes_failed=self._sender.failed,
+                writes_completed=self._sender.counts.completed,
+                writes_failed=self._sender.counts.failed,
                 bytes_posted=self._sender.bytes,
                 immediates_counted=self._counting.counted,
                 stale_immediates=self._counting.stale,

@@ -11,6 +11,14 @@ from fabric.paged import writes
 from fabric.rails import Lane
 
 
+@dataclass(slots=True)
+class WriteCounts:
+    """How posted writes ended, over all endpoints of an engine; each once for each time that it was posted."""
+
+    completed: int = 0
+    failed: int = 0
+
+
 @dataclass(eq=False, slots=True)
 class SimulatedWrite:
     """One that was posted: which of its batch, by which way."""
@@ -31,12 +39,14 @@ class SimulatedWrite:
 @dataclass(eq=False, slots=True)
 class SimulatedEndpoint:
     """A sending endpoint. `landing_addresses`: by the peer's rail. `events`: what its engine has to report, in order.
-    `turn`: counts the writes, so that rails take turns. `can_move`: writes of a rail that fails may be asked about."""
+    `counts`: its engine's. `turn`: counts the writes, so that rails take turns. `can_move`: writes of a rail that fails
+    may be asked about."""
 
     id: int
     peer: str
     landing_addresses: list[bytes]
     events: list[Event]
+    counts: WriteCounts
     rails: list[int]  # those to be used
     can_move: bool
     batches: "dict[int, SimulatedBatch]" = field(default_factory=dict)  # by handle, until they end
@@ -45,7 +55,8 @@ class SimulatedEndpoint:
     remotes: "dict[int, set[int]]" = field(default_factory=lambda: defaultdict(set))  # written to, by our rail
     tallies: "dict[int, Tallies]" = field(default_factory=lambda: defaultdict(Tallies))  # of completed ones, likewise
     lost: "dict[int, OperationError]" = field(default_factory=dict)  # rails that failed while it went on
-    doubtful: "set[int]" = field(default_factory=set)  # of those, the ones with writes in doubt
+    lost_remotes: "set[int]" = field(default_factory=set)  # the peer's rails that take no writes any more
+    doubtful: "set[int]" = field(default_factory=set)  # of ours that are lost, the ones with writes in doubt
     turn: int = 0
     error: OperationError | None = None
 
@@ -60,8 +71,8 @@ class SimulatedEndpoint:
 
     def takes(self, lane: Lane) -> bool:
         """Neither our rail nor the peer's is lost."""
-        gone = {remote for rail in self.lost for remote in self.remotes[rail]}
-        return lane.rail in self.rails and lane.rail not in self.lost and lane.remote.rail not in gone
+        usable = lane.rail in self.rails and lane.rail not in self.lost
+        return usable and lane.remote.rail not in self.lost_remotes
 
     def on_posted(self, write: SimulatedWrite) -> None:
         self.in_flight[write.lane.rail].append(write)
@@ -81,10 +92,14 @@ class SimulatedEndpoint:
                 batch.fail(error)
 
     def lose(self, rail: int, error: OperationError) -> bool:
-        """A rail fails, and its port is closed. False if the endpoint cannot go on without it."""
-        before, self.lost = self.lost, self.lost | {rail: error}
+        """A rail fails, and its port is closed. False if the endpoint cannot go on without it. With writes on their way
+        the peer's rails that it has written to are lost with it: they are to be fenced."""
+        before = self.lost, self.lost_remotes
+        self.lost = self.lost | {rail: error}
+        if self.in_flight[rail]:
+            self.lost_remotes = self.lost_remotes | self.remotes[rail]
         if not self._goes_on_without(rail):
-            self.lost = before
+            self.lost, self.lost_remotes = before
             return False
         for write in self.in_flight[rail]:
             if write.batch.stopped:
@@ -104,8 +119,10 @@ class SimulatedEndpoint:
         settled, self.in_flight[rail] = self.in_flight[rail], []
         for write in settled:
             if write.batch.writes.immediate in again:
+                self.counts.failed += 1
                 write.batch.take_back(write)
             else:
+                self.counts.completed += 1
                 write.batch.on_completed(now)
 
     def _goes_on_without(self, rail: int) -> bool:
@@ -196,7 +213,9 @@ class SimulatedBatch:
     def leave_doubt(self, rail: int) -> None:
         """It was stopped: its writes there end as posted and not completed."""
         kept = [write for write in self.endpoint.in_flight[rail] if write.batch is not self]
-        if len(kept) < len(self.endpoint.in_flight[rail]):
+        failed = len(self.endpoint.in_flight[rail]) - len(kept)
+        if failed:
+            self.endpoint.counts.failed += failed
             self.error = self.error or self.endpoint.lost[rail]
             self.endpoint.in_flight[rail] = kept
 

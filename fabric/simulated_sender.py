@@ -12,7 +12,7 @@ from fabric.api import Event, PageWrites, RailInDoubt, WritesEnded
 from fabric.errors import OperationError
 from fabric.limits import Limits
 from fabric.rails import lanes
-from fabric.simulated_batches import SimulatedBatch, SimulatedEndpoint, SimulatedWrite
+from fabric.simulated_batches import SimulatedBatch, SimulatedEndpoint, SimulatedWrite, WriteCounts
 from fabric.simulated_network import NetworkUser, SimulatedNetwork
 
 _QUANTUM = 8  # writes that one endpoint posts before the next has its turn
@@ -29,22 +29,25 @@ class SimulatedSender:
         self.endpoints: dict[int, SimulatedEndpoint] = {}
         self.events: list[Event] = []
         self.posted_by_rail: Counter[int] = Counter()
-        self.posted = self.completed = self.failed = self.bytes = self.retries = self.rails_lost = 0
+        self.counts = WriteCounts()
+        self.posted = self.bytes = self.retries = self.rails_lost = 0
 
     def connect(
         self, endpoint: int, peer: str, landing_addresses: list[bytes], without: set[int], can_move: bool
     ) -> None:
         rails = [rail for rail in range(self._rails) if rail not in without]
         self.endpoints[endpoint] = SimulatedEndpoint(
-            endpoint, peer, landing_addresses, self.events, rails, can_move, turn=endpoint
+            endpoint, peer, landing_addresses, self.events, self.counts, rails, can_move, turn=endpoint
         )
 
     def close(self, endpoint: int) -> None:
         """What is in flight is not awaited."""
         closed = self.endpoints.pop(endpoint)
         self._network.close_sending(closed)
-        closed.in_flight.clear()
         self.events[:] = [e for e in self.events if not (isinstance(e, RailInDoubt) and e.endpoint == endpoint)]
+        for batch in closed.batches.values():
+            batch.stop()
+        closed.in_flight.clear()
         for batch in list(closed.batches.values()):
             batch.cancel()
 
@@ -94,11 +97,11 @@ class SimulatedSender:
             return
         endpoint.in_flight[rail].remove(write)
         if error is not None:
-            self.failed += 1
+            self.counts.failed += 1
             batch.fail(error)
             endpoint.fail(error, rail)
         else:
-            self.completed += 1
+            self.counts.completed += 1
             endpoint.tallies[rail].add(batch.writes.immediate)
             batch.on_completed(now)
 

@@ -149,8 +149,9 @@ static bool kf_is_one_of(uint32_t immediate, const uint32_t *immediates, uint32_
     return false;
 }
 
-/* Before the batch's writes that were never posted. */
-static void kf_post_again(kf_batch *batch, kf_operation *operation) {
+/* Before the batch's writes that were never posted; it failed where it was. */
+static void kf_post_again(kf_engine *engine, kf_batch *batch, kf_operation *operation) {
+    engine->counters.writes_failed++;
     batch->posted--;
     operation->next = batch->again;
     batch->again = operation;
@@ -166,7 +167,7 @@ void kf_settle_rail(kf_engine *engine, kf_endpoint *endpoint, uint32_t rail, con
     KF_EACH_IN_FLIGHT(engine, port, operation) {
         kf_batch *batch = kf_take_doubtful(engine, port, operation);
         if (kf_is_one_of(batch->immediate, again, count)) {
-            kf_post_again(batch, operation);
+            kf_post_again(engine, batch, operation);
             continue;
         }
         engine->counters.writes_completed++;

@@ -1,6 +1,7 @@
 """The fabrics that the conformance suite runs over, each with both sides in this process."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import pytest
 
@@ -9,6 +10,7 @@ from fabric.libfabric import open_engine
 from fabric.limits import Limits
 from fabric.rails import Rail
 from fabric.simulated import Faults, SimulatedEngine, SimulatedNetwork
+from tests.fabric.cut_rail import cut_connections
 from tests.fabric.party import Party
 
 SEED = 20261130
@@ -39,6 +41,10 @@ class Fabric:
     def resume(self, party: Party) -> None:
         """The test drives it again."""
 
+    def cut(self, party: Party, rail: int) -> None:
+        """One of its rails breaks, with writes on their way: of all parties here, where rails are interfaces."""
+        cut_connections(f"127.0.0.{rail + 1}")
+
     def close(self) -> None:
         for party in self.parties:
             party.engine.close()
@@ -53,12 +59,18 @@ class SimulatedFabric(Fabric):
         return SimulatedEngine(self.network, limits=limits, rails=rails)
 
     def stall(self, party: Party) -> None:
-        assert isinstance(party.engine, SimulatedEngine)
-        self.network.hold(party.engine)
+        self.network.hold(self._engine(party))
 
     def resume(self, party: Party) -> None:
+        self.network.release(self._engine(party))
+
+    def cut(self, party: Party, rail: int) -> None:
+        self.network.cut(self._engine(party), rail)
+
+    @staticmethod
+    def _engine(party: Party) -> SimulatedEngine:
         assert isinstance(party.engine, SimulatedEngine)
-        self.network.release(party.engine)
+        return party.engine
 
 
 REORDERING = Faults(reorder=True, max_delay=40, busy_share=0.1, busy_burst=3)
@@ -73,11 +85,19 @@ FABRICS: dict[str, Callable[[], Fabric]] = {
 }
 
 
-@pytest.fixture(params=FABRICS)
-def fabric(request: pytest.FixtureRequest) -> Iterator[Fabric]:
-    opened = FABRICS[request.param]()
-    yield opened
-    opened.close()
+def each_of(fabrics: Mapping[str, Callable[[], Fabric]]) -> Any:
+    """The fixture `fabric` of a module that runs over these."""
+
+    @pytest.fixture(params=fabrics)
+    def fabric(request: pytest.FixtureRequest) -> Iterator[Fabric]:
+        opened = fabrics[request.param]()
+        yield opened
+        opened.close()
+
+    return fabric
+
+
+fabric = each_of(FABRICS)
 
 
 @pytest.fixture(params=["net", "tcp;ofi_rxm"])

@@ -1,6 +1,6 @@
 """Several rails carry the pages of one engine together, between peers that may have different numbers of them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -15,22 +15,12 @@ from fabric.landing_address import LandingAddress
 from fabric.libfabric import open_engine
 from fabric.limits import MAX_RAILS, Limits
 from fabric.rails import Rail, lanes
-from tests.fabric.conftest import REORDERING, Fabric, SimulatedFabric
+from tests.fabric.conftest import REORDERING, Fabric, SimulatedFabric, each_of
 from tests.fabric.party import drive, pages
 
 PAGE = 4096
 TRIES = 1000
-FABRICS: dict[str, Callable[[], Fabric]] = {
-    "net": lambda: Fabric("net"),
-    "simulated": lambda: SimulatedFabric(REORDERING),
-}
-
-
-@pytest.fixture(params=FABRICS)
-def fabric(request: pytest.FixtureRequest) -> Fabric:
-    opened = FABRICS[request.param]()
-    request.addfinalizer(opened.close)
-    return opened
+fabric = each_of({"net": lambda: Fabric("net"), "simulated": lambda: SimulatedFabric(REORDERING)})
 
 
 class Pair:

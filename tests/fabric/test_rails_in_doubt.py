@@ -11,26 +11,15 @@ from fabric.errors import EndpointClosed, FabricUsageError, FenceFailed
 from fabric.faults import Faults
 from fabric.immediates import pack
 from fabric.limits import Limits
-from fabric.simulated import SimulatedEngine
-from tests.fabric.conftest import Fabric, SimulatedFabric
-from tests.fabric.cut_rail import cut_connections
+from tests.fabric.conftest import Fabric, SimulatedFabric, each_of
 from tests.fabric.party import Party, drive, pages, settle
 
 PAGE = 16 << 10
 TRIES = 1000
 LATE = Faults(reorder=True, max_delay=200)
 IMMEDIATE, OTHER, WARMING = pack(7, 1), pack(8, 1), pack(9, 1)
-FABRICS: dict[str, Callable[[], Fabric]] = {
-    "net": lambda: Fabric("net"),
-    "simulated": lambda: SimulatedFabric(LATE),
-}
-
-
-@pytest.fixture(params=FABRICS)
-def fabric(request: pytest.FixtureRequest) -> Iterator[Fabric]:
-    opened = FABRICS[request.param]()
-    yield opened
-    opened.close()
+FABRICS: dict[str, Callable[[], Fabric]] = {"net": lambda: Fabric("net"), "simulated": lambda: SimulatedFabric(LATE)}
+fabric = each_of(FABRICS)
 
 
 @pytest.fixture
@@ -61,12 +50,21 @@ class Pair:
                 break
         assert all(self.sender.engine.writes_by_rail())
         self.target[:] = 0
-        self._before = self.sender.engine.counters().writes_posted
+        self._before = self.sender.engine.counters()
 
     @property
     def posted(self) -> int:
         """Once for each time that a page was."""
-        return self.sender.engine.counters().writes_posted - self._before
+        return self.sender.engine.counters().writes_posted - self._before.writes_posted
+
+    @property
+    def completed(self) -> int:
+        return self.sender.engine.counters().writes_completed - self._before.writes_completed
+
+    @property
+    def failed(self) -> int:
+        """Once for each time that a page was posted in vain: it has to be posted again, or was given up in doubt."""
+        return self.sender.engine.counters().writes_failed - self._before.writes_failed
 
     @property
     def both(self) -> tuple[Party, Party]:
@@ -86,11 +84,7 @@ class Pair:
 
     def cut(self, rail: int = 1) -> None:
         """With its writes on their way."""
-        if isinstance(self.sender.engine, SimulatedEngine):
-            assert self.fabric.network is not None
-            self.fabric.network.cut(self.sender.engine, rail)
-        else:
-            cut_connections(f"127.0.0.{rail + 1}")
+        self.fabric.cut(self.sender, rail)
 
     def doubt(self, rail: int = 1) -> RailInDoubt:
         """Once the sender has noticed."""
@@ -113,6 +107,7 @@ class Pair:
         settle(*self.both)
         assert not self.receiver.of(OverCounted) and not self.sender.of(EndpointFailed)
         assert np.array_equal(self.source, self.target)
+        assert self.completed + self.failed == self.posted
         return ended
 
 
@@ -131,6 +126,7 @@ def test_writes_of_a_rail_that_fails_are_moved_to_the_others(fabric: Fabric, tur
     before = pair.sender.engine.writes_by_rail()[1]
     pair.until_moved()
     assert pair.sender.engine.writes_by_rail()[1] == before
+    assert pair.completed == pair.count and pair.failed > 0
     assert [party.engine.counters().rails_lost for party in pair.both] == [1, 1]
     assert pair.sender.engine.gauges().outstanding == 0
 
@@ -173,7 +169,7 @@ def test_what_is_whole_or_over_is_not_written_again(fabric: Fabric, forgotten: b
     drive(*pair.both, until=lambda: bool(pair.sender.of(WritesEnded)))
     (ended,) = pair.sender.of(WritesEnded)
     assert (ended.posted, ended.completed, ended.error) == (pair.count, pair.count, None)
-    assert pair.posted == pair.count
+    assert (pair.posted, pair.completed, pair.failed) == (pair.count, pair.count, 0)
 
 
 def test_what_another_generation_or_landing_expects_is_none_of_the_lost_rails_business(fabric: Fabric) -> None:
@@ -200,7 +196,7 @@ def test_a_batch_that_is_cancelled_in_doubt_ends_at_once_with_all_that_may_have_
     assert pair.resolve(doubt) == [IMMEDIATE]
     settle(*pair.both)
     assert pair.receiver.engine.counted(expectation) == ended.completed
-    assert pair.posted == ended.posted
+    assert (pair.posted, pair.completed, pair.failed) == (posted, ended.completed, posted - ended.completed)
     assert pair.sender.engine.gauges().outstanding == 0
 
 
@@ -263,6 +259,7 @@ def test_an_endpoint_is_closed_in_doubt(fabric: Fabric) -> None:
     pair.sender.engine.close_endpoint(pair.sending)
     drive(pair.sender, until=lambda: bool(pair.sender.of(WritesEnded)))
     assert pair.sender.of(WritesEnded)[0].cancelled and pair.sender.engine.gauges().outstanding == 0
+    assert pair.failed > 0
     with pytest.raises(EndpointClosed):
         pair.sender.engine.settle_rail(pair.sending, doubt.rail, [])
 
@@ -293,10 +290,7 @@ def test_rails_that_write_to_the_same_one_of_the_peer_break_the_endpoint(fabric:
             break
     sender.engine.write(sending, pages(source, target.remote, every, PAGE, 5))
     sender.events += sender.engine.progress(0.0)
-    if isinstance(sender.engine, SimulatedEngine) and fabric.network is not None:
-        fabric.network.cut(sender.engine, 2)
-    else:
-        cut_connections("127.0.0.3")
+    fabric.cut(sender, 2)
     drive(sender, until=lambda: bool(sender.of(EndpointFailed)))
     assert sender.of(EndpointFailed)[0].rail == 2 and not sender.of(RailInDoubt)
 

@@ -217,3 +217,22 @@ def test_engines_run_in_threads_of_their_own() -> None:
     threads[0].join(10)
     assert all(isinstance(event, Arrived) and event.count == COUNT for event in seen["receiver"])
     assert not any(isinstance(event, WritesFailed) for event in seen["sender"])
+
+
+@pytest.mark.parametrize("fails", [4, 5, 6], ids=lambda post: f"post {post}")
+def test_a_rail_that_fails_with_nothing_on_its_way_leaves_the_peers_rails_to_the_others(fails: int) -> None:
+    """Two of three write to the same one of the peer's: nothing of the lost one can land there any more."""
+    fabric = SimulatedFabric(Faults(fail_post=fails))
+    sender, receiver = fabric.party(rails=3), fabric.party(rails=2)
+    (_, source), (_, target) = sender.memory(COUNT * PAGE), receiver.memory(COUNT * PAGE)
+    landing = receiver.engine.open_landing("sender")
+    sending = sender.engine.connect("receiver", landing.address, asks_peer=True)
+    for page in range(fails):
+        before = sender.engine.writes_by_rail()
+        sender.engine.write(sending, pages(source, target.remote, [page], PAGE, IMMEDIATE))
+        drive(sender, receiver, until=lambda: len(sender.of(WritesEnded)) > page)  # noqa: B023 - called before the next
+    assert sender.engine.counters().rails_lost == 1 and len(sender.events) == fails
+    sender.engine.write(sending, pages(source, target.remote, list(range(COUNT)), PAGE, IMMEDIATE))
+    drive(sender, receiver, until=lambda: len(sender.of(WritesEnded)) > fails)
+    used = [after - then for after, then in zip(sender.engine.writes_by_rail(), before, strict=True)]
+    assert sorted(used)[0] == 0 and sorted(used)[1] >= COUNT // 2
