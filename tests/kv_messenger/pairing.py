@@ -26,6 +26,7 @@ from protocol.messages import (
     Hello,
     HelloRefused,
     Ping,
+    Pong,
     PrefillAddress,
     PrefillRefused,
     PrefillRequest,
@@ -89,7 +90,8 @@ class PlayedEngine(ScriptedEngine):
 
 
 class Pair:
-    """`engines`: of each node, every one with room for one prompt of `tokens` tokens."""
+    """`engines`: of each node, every one with room for one prompt of `tokens` tokens. `clock`: of all deadlines,
+    which pass by `tick`."""
 
     def __init__(
         self,
@@ -99,7 +101,9 @@ class Pair:
         tokens: int,
         engines: tuple[int, int] = (1, 1),
         seed: int = 0,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._clock = clock
         rng, groups = random.Random(seed), range(len(source.groups))
         self.tokens, self.layers = tokens, source.layers
         self.whole_pages = source.page_size == target.page_size
@@ -122,6 +126,7 @@ class Pair:
             ],
             send=lambda _, message: self._to_receiver.append(message),
             gates=Gates(),
+            clock=clock,
         )
         self.receiver = Receiver(
             me=Introduction("decode-instance", "decode-0", "digest", target),
@@ -133,12 +138,13 @@ class Pair:
             send=lambda _, message: self._to_sender.append(message),
             hang_up=lambda _: None,
             debug=True,
+            clock=clock,
         )
 
-    def fetch(self, name: str = "request", target: int = 0) -> None:
+    def fetch(self, name: str = "request", target: int = 0, deadline_s: float = PATIENCE_S) -> None:
         key, tables = TransferKey(name, 1, "decode-instance"), self.targets[target].tables
         slot = TARGET_SLOT if self.contexts[target].region else None
-        self.receiver.fetch(Fetch(key, "", PEER, [7] * self.tokens, tables, 0, PATIENCE_S, target, slot))
+        self.receiver.fetch(Fetch(key, "", PEER, [7] * self.tokens, tables, 0, deadline_s, target, slot))
 
     def compute(self, engine: PlayedEngine, chunk: int) -> None:
         """All that was submitted to it, one prompt at most."""
@@ -154,7 +160,8 @@ class Pair:
                 self.sender.on_forward_ended([request_id], 1, 2)
         engine.submitted.clear()
 
-    def run_until(self, what: Callable[[], object], chunk: int = 16) -> None:
+    def run_until(self, what: Callable[[], object], chunk: int = 16, receiving: bool = True) -> None:
+        """Not `receiving`: what is posted meanwhile stays on its way."""
         deadline = time.monotonic() + PATIENCE_S
         while not what():
             assert time.monotonic() < deadline, "nothing happens any more"
@@ -162,7 +169,14 @@ class Pair:
             for engine in self.engines:
                 self.compute(engine, chunk)
             self.sender.on_events(self.fabrics[0].progress(0.001))
-            self.receiver.on_events(self.fabrics[1].progress(0.001))
+            if receiving:
+                self.receiver.on_events(self.fabrics[1].progress(0.001))
+
+    def tick(self) -> None:
+        """Each side looks at the clock, and hears what the other has to say then."""
+        self.receiver.on_tick(self._clock())
+        self.sender.on_tick(self._clock())
+        self._deliver()
 
     def close(self) -> None:
         for fabric in self.fabrics:
@@ -197,6 +211,8 @@ def deliver_to_receiver(receiver: Receiver, message: msgspec.Struct) -> None:
     match message:
         case Welcome():
             receiver.on_welcome(message)
+        case Pong():
+            receiver.on_seen(message.instance)
         case HelloRefused():
             receiver.on_hello_refused(PEER.instance, message)
         case PrefillRefused():

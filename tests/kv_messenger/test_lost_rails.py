@@ -1,6 +1,5 @@
 """A rail fails in the middle of a transfer, and the transfer goes on: both sides, over real libfabric and simulated."""
 
-import time
 from collections.abc import Callable, Iterator
 
 import msgspec
@@ -26,7 +25,8 @@ class TwoRails(Pair):
     """A prefill and a decode node with two rails each, and every message between them, in order."""
 
     def __init__(self, open_fabric: Callable[[], TransferEngine], network: SimulatedNetwork | None, seed: int) -> None:
-        super().__init__(open_fabric, LAYOUT, LAYOUT, TOKENS, seed=seed)
+        self.now = 1000.0
+        super().__init__(open_fabric, LAYOUT, LAYOUT, TOKENS, seed=seed, clock=lambda: self.now)
         self.network = network
         self.said: list[msgspec.Struct] = []
         self.lost: list[RailLost] = []
@@ -45,6 +45,13 @@ class TwoRails(Pair):
                 self.lost.append(message)
             else:
                 deliver_to_receiver(self.receiver, message)
+
+    def wait(self, seconds: float) -> None:
+        """A second at a time, in which both hear of each other and no write moves."""
+        end = self.now + seconds
+        while self.now < end:
+            self.now = min(end, self.now + 1.0)
+            self.tick()
 
     def heard(self, kind: type[msgspec.Struct]) -> list[msgspec.Struct]:
         return [message for message in self.said if isinstance(message, kind)]
@@ -67,7 +74,7 @@ class TwoRails(Pair):
     def cut_in_flight(self, rail: int = 1) -> None:
         """Once some writes of the transfer have gone that way."""
         before = self.posted[rail]
-        self.run_until(lambda: self.posted[rail] > before, CHUNK)
+        self.run_until(lambda: self.posted[rail] > before, CHUNK, receiving=False)
         if self.network is None:
             cut_connections(f"127.0.0.{rail + 1}")
         else:
@@ -94,14 +101,25 @@ def pair(request: pytest.FixtureRequest, seed: int) -> Iterator[TwoRails]:
     opened.close()
 
 
-@pytest.fixture
-def scripted(seed: int) -> Iterator[TwoRails]:
+def over_simulated(seed: int, open_receiver: type[SimulatedEngine] = SimulatedEngine) -> TwoRails:
     """Over a network that nothing happens on by itself."""
     network = SimulatedNetwork(seed, Faults(reorder=True, max_delay=200))
-    opened = TwoRails(lambda: SimulatedEngine(network, rails=2), network, seed)
+    kinds: list[type[SimulatedEngine]] = [open_receiver, SimulatedEngine]
+    opened = TwoRails(lambda: kinds.pop()(network, rails=2), network, seed)
     opened.use_both()
+    return opened
+
+
+@pytest.fixture
+def scripted(seed: int) -> Iterator[TwoRails]:
+    opened = over_simulated(seed)
     yield opened
     opened.close()
+
+
+class ForTheDeadAlone(SimulatedEngine):
+    def fence_needs_dead_peer(self, landing: Landing) -> bool:
+        return True
 
 
 def in_doubt(pair: TwoRails) -> RailLost:
@@ -110,10 +128,6 @@ def in_doubt(pair: TwoRails) -> RailLost:
     pair.cut_in_flight()
     pair.run_until(lambda: pair.lost, CHUNK)
     return pair.lost[0]
-
-
-def later(seconds: float) -> float:
-    return time.monotonic() + seconds
 
 
 def test_a_transfer_goes_on_over_the_other_rail(pair: TwoRails) -> None:
@@ -157,11 +171,11 @@ def test_messages_that_come_twice_change_nothing(scripted: TwoRails) -> None:
 def test_a_decode_node_that_does_not_answer_in_time_costs_the_session(scripted: TwoRails) -> None:
     """As where nobody can be asked: it says Hello with a fresh landing, and the rail is avoided."""
     in_doubt(scripted)
-    assert scripted.sender.counters.finished == 0 or not scripted.owner.arrivals
-    scripted.sender.on_tick(later(RAIL_DEADLINE_S / 2))
-    assert scripted.sender.sessions == 1
-    scripted.sender.on_tick(later(RAIL_DEADLINE_S))
-    assert scripted.sender.sessions == 0
+    assert not scripted.owner.arrivals
+    scripted.wait(RAIL_DEADLINE_S / 2)
+    assert scripted.sender.counters.peers_lost == 0
+    scripted.wait(RAIL_DEADLINE_S)
+    assert scripted.sender.counters.peers_lost == 1 and len(scripted.heard(Hello)) == 2
     scripted.finish()
     assert [failure.code for failure in scripted.owner.failures] == [FailureCode.STALE_PEER]
     before = scripted.posted
@@ -191,7 +205,7 @@ def test_what_is_aborted_in_doubt_keeps_its_pages_until_a_fence(scripted: TwoRai
     scripted.receiver.on_rail_lost(lost)
     scripted.run_until(lambda: scripted.heard(RailFenced))
     assert not scripted.owner.safe
-    scripted.receiver.on_tick(later(10.0))
+    scripted.wait(10.0)
     assert scripted.owner.safe and scripted.receiver.counters.fences == 1
 
 
@@ -217,33 +231,39 @@ def test_rails_that_there_are_none_of_are_not_fenced(scripted: TwoRails, remotes
     assert not scripted.heard(RailFenced) and scripted.fabrics[1].counters().rails_lost == 0
 
 
-def test_where_landings_are_closed_for_the_dead_alone_no_rail_is_fenced(scripted: TwoRails) -> None:
-    lost = in_doubt(scripted)
-
-    def only_when_dead(landing: Landing) -> bool:
-        return True
-
-    scripted.fabrics[1].fence_needs_dead_peer = only_when_dead  # type: ignore[method-assign]
-    scripted.receiver.on_rail_lost(lost)
-    assert scripted.fabrics[1].counters().rails_lost == 0
+def test_where_landings_are_closed_for_the_dead_alone_no_rail_is_fenced(seed: int) -> None:
+    pair = over_simulated(seed, ForTheDeadAlone)
+    pair.receiver.on_rail_lost(in_doubt(pair))
+    pair.wait(1.0)
+    assert pair.fabrics[1].counters().rails_lost == 0 and not pair.heard(RailFenced)
+    pair.close()
 
 
-def test_peers_meet_with_all_their_rails_again_once_nothing_is_under_way(scripted: TwoRails) -> None:
-    scripted.fetch()
-    scripted.cut_in_flight()
-    scripted.run_until(lambda: scripted.heard(RailFenced), CHUNK)
-    again = later(RAILS_AGAIN_S)
-    scripted.receiver._peers.seen("prefill-instance")
-    scripted.receiver._fencing.renew_lame(again)
-    assert len(scripted.heard(Hello)) == 1, "a transfer is under way"
-    scripted.finish()
-    scripted.receiver._fencing.renew_lame(later(RAILS_AGAIN_S - 10))
-    assert scripted.receiver.counters.fences == 0
-    scripted.sender._sessions.expire(again)
-    scripted.receiver._fencing.renew_lame(again)
-    before = scripted.posted
+def fail_over(pair: TwoRails) -> None:
+    """One transfer, of which one rail has failed."""
+    pair.fetch(deadline_s=10 * RAILS_AGAIN_S)
+    pair.cut_in_flight()
+    pair.run_until(lambda: pair.heard(RailFenced), CHUNK)
+
+
+def test_peers_meet_with_all_their_rails_again_after_a_while(pair: TwoRails) -> None:
+    fail_over(pair)
+    pair.finish()
+    pair.wait(RAILS_AGAIN_S - 1.0)
+    assert len(pair.heard(Hello)) == 1 and pair.receiver.counters.fences == 0
+    pair.wait(2.0)
+    before = pair.posted
     for number in range(3):
-        scripted.fetch(f"again {number}")
-        scripted.finish()
-    assert len(scripted.heard(Hello)) == 2 and scripted.posted[1] > before[1]
-    assert not scripted.owner.failures
+        pair.fetch(f"again {number}")
+        pair.finish()
+    assert len(pair.heard(Hello)) == 2 and pair.posted[1] > before[1]
+    assert not pair.owner.failures
+
+
+def test_while_something_is_under_way_they_do_not_meet_again(pair: TwoRails) -> None:
+    fail_over(pair)
+    pair.wait(RAILS_AGAIN_S + 1.0)
+    assert len(pair.heard(Hello)) == 1
+    pair.finish()
+    pair.wait(1.0)
+    assert len(pair.heard(Hello)) == 2 and not pair.owner.failures
