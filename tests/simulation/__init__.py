@@ -3,7 +3,8 @@ network, the clock, the threads and every fault in the hands of one seed.
 
     script     what a seed draws: nodes, requests, faults, how the network behaves
     schedule   virtual time; processes that run, stand still or are gone
-    network    writes: posted, on their way, landed, completed, each at a time of its own
+    network    writes: posted, on their way, landed, completed, each at a time of its own; `flights`: such a write,
+               `fabric`: a node's end of it, `counted`: what its engine must have counted by then
     channel    control messages over connections that break
     books      pages whose words say what they hold; `contexts` likewise
     engines    the two engines over them, without a model

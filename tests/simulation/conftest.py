@@ -1,6 +1,5 @@
 """The scheduled fabric as the conformance suite of `tests.fabric` wants it: it moves when one of its parties does."""
 
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pytest
@@ -8,9 +7,10 @@ import pytest
 from fabric.api import Event, TransferEngine
 from fabric.limits import Limits
 from fabric.simulated import SimulatedEngine
-from tests.fabric.conftest import Fabric, Link
+from tests.fabric.conftest import Fabric, Link, each_of
 from tests.fabric.party import Party
-from tests.simulation.network import ScheduledEngine, ScheduledNetwork
+from tests.simulation.fabric import ScheduledEngine
+from tests.simulation.network import ScheduledNetwork
 from tests.simulation.schedule import Process, Schedule
 from tests.simulation.script import Manners, draw
 
@@ -51,23 +51,21 @@ class ScheduledFabric(Fabric):
         self._engine(party).process.paused = False
         self.scheduled.released(self._engine(party))
 
+    def cut(self, party: Party, rail: int) -> None:
+        self.scheduled.break_rail(self._engine(party), rail, lasting=None)
+
     @staticmethod
     def _engine(party: Party) -> ScheduledEngine:
         assert isinstance(party.engine, SimulatedEngine) and isinstance(party.engine, ScheduledEngine)
         return party.engine
 
 
-FABRICS: dict[str, Callable[[], Fabric]] = {
-    "plain": lambda: ScheduledFabric(replace(PLAIN, lands_while_paused=False)),
-    "wild": lambda: ScheduledFabric(replace(WILD, lands_while_paused=False), rails=2),
-}
-
-
-@pytest.fixture(params=FABRICS)
-def fabric(request: pytest.FixtureRequest) -> Iterator[Fabric]:
-    opened = FABRICS[request.param]()
-    yield opened
-    opened.close()
+fabric = each_of(
+    {
+        "plain": lambda: ScheduledFabric(replace(PLAIN, lands_while_paused=False)),
+        "wild": lambda: ScheduledFabric(replace(WILD, lands_while_paused=False), rails=2),
+    }
+)
 
 
 @pytest.fixture

@@ -27,7 +27,7 @@ from protocol.ticket import TransferKey
 from tests.simulation.books import Tag, tag_of
 from tests.simulation.engines import DecodingEngine
 from tests.simulation.errors import Violation
-from tests.simulation.network import Flight
+from tests.simulation.flights import Flight
 from tests.simulation.nodes import MAX_QUEUE, STEP_S, Node, Surroundings
 from tests.simulation.schedule import Thread
 from tests.simulation.script import PAGE

@@ -1,4 +1,5 @@
-"""The eight mutants of the reliability matrix: each breaks one rule, in the classes that real nodes run.
+"""The mutants, eight of the reliability matrix and four of rails that fail: each breaks one rule, in the classes that
+real nodes run.
 
 A mutant is a list of (class, attribute, replacement); `planted` puts it in place for a while.
 """
@@ -8,17 +9,21 @@ from contextlib import contextmanager
 from typing import Any
 
 import zmq
+from msgspec.structs import replace
 
 from decode_node.admission import Admission
 from decode_node.job import Job, JobState
+from fabric.api import RailInDoubt
 from kv_messenger.attempts import Attempt, Attempts
 from kv_messenger.fencing import Fencing
+from kv_messenger.lost_rails import LostRails
+from kv_messenger.peers import Peer
 from kv_messenger.receiver import Receiver
 from kv_messenger.receiver_transfer import Action, Outcome, ReceiverTransfer
 from kv_messenger.sender_transfer import Action as SenderAction
 from kv_messenger.sender_transfer import ReleaseSource, SenderTransfer
 from protocol.channel import ControlThread, Link
-from protocol.messages import Failure, FailureCode, Stopped
+from protocol.messages import Failure, FailureCode, RailFenced, RailLost, Stopped, WritesInDoubt
 from protocol.ticket import TransferKey
 
 Patch = tuple[type, str, Any]
@@ -28,6 +33,8 @@ _on_finished = ReceiverTransfer.on_finished
 _on_cancelled = SenderTransfer.on_cancelled
 _receive_stopped = Receiver.on_stopped
 _account_closed = Receiver._account_closed
+_on_doubt = LostRails.on_doubt
+_fence_rails = Fencing.fence_rails
 
 
 def _free_when_late(self: ReceiverTransfer, now: float) -> list[Action]:
@@ -94,6 +101,32 @@ def _wait_for_room(self: ControlThread, link: Link, message: Any, to: bytes = b"
     return True
 
 
+def _repeat_at_once(self: LostRails, doubt: RailInDoubt) -> None:
+    """What is in doubt is written again, without waiting for the fence of the rail that it may still land by."""
+    _on_doubt(self, doubt)
+    session = self._sessions.of_endpoint(doubt.endpoint)
+    if session is not None:
+        self._fabric.settle_rail(session.endpoint, doubt.rail, doubt.completed)
+
+
+def _keep_the_count(self: Fencing, peer: Peer, lost: RailLost, now: float) -> RailFenced | None:
+    """All that was counted by way of the rail counts on, as if it had all completed."""
+    counted = [WritesInDoubt(immediate=doubt.immediate, completed=1 << 20) for doubt in lost.doubts]
+    return _fence_rails(self, peer, replace(lost, doubts=counted), now)
+
+
+def _rail_fence_in_name(self: Fencing, peer: Peer, lost: RailLost, now: float) -> RailFenced | None:
+    """The rail's landing stays open, but the sender is told that it was closed."""
+    again = [doubt.immediate for doubt in lost.doubts]
+    return RailFenced(instance=self._peers.instance, landing=peer.number, rail=lost.rail, again=again)
+
+
+def _repeat_all(self: Fencing, peer: Peer, lost: RailLost, now: float) -> RailFenced | None:
+    """Everything in doubt is to come again, also what is whole or over."""
+    fenced = _fence_rails(self, peer, lost, now)
+    return fenced and replace(fenced, again=[doubt.immediate for doubt in lost.doubts])
+
+
 MUTANTS: dict[str, Sequence[Patch]] = {
     "free on time-out": [(ReceiverTransfer, "on_tick", _free_when_late)],
     "drop an acknowledgement": [(Receiver, "_account_closed", _forget_to_tell)],
@@ -106,6 +139,10 @@ MUTANTS: dict[str, Sequence[Patch]] = {
     "leak on the abort path": [(SenderTransfer, "on_cancelled", _keep_the_source)],
     "count 4xx in the breaker": [(Receiver, "on_stopped", _mistakes_count)],
     "blocking send": [(ControlThread, "send_now", _wait_for_room)],
+    "repeat before the rail is fenced": [(LostRails, "on_doubt", _repeat_at_once)],
+    "keep the count of a lost rail": [(Fencing, "fence_rails", _keep_the_count)],
+    "fence a rail in name": [(Fencing, "fence_rails", _rail_fence_in_name)],
+    "repeat what is whole": [(Fencing, "fence_rails", _repeat_all)],
 }
 
 

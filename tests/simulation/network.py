@@ -5,143 +5,34 @@ Bytes move for real, at the moment of landing. A write may complete for its send
 bytes), after it, or both may fail independently when a connection breaks.
 """
 
-import ctypes
 import errno
 import os
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
-from typing import Any
 
-from fabric.api import EndpointFailed, Event, Landing
 from fabric.errors import OperationError
-from fabric.limits import Limits
-from fabric.simulated import SimulatedEngine, SimulatedNetwork
+from fabric.simulated import SimulatedNetwork
 from fabric.simulated_batches import SimulatedEndpoint, SimulatedWrite
 from fabric.simulated_network import NetworkUser
 from tests.simulation.errors import Violation
-from tests.simulation.schedule import Process, Schedule
+from tests.simulation.fabric import ScheduledEngine
+from tests.simulation.flights import Flight
+from tests.simulation.schedule import Schedule
 from tests.simulation.script import Manners
 
 LATEST_NEWS_S = 6.0
 """A sender whose peer fenced it may hear nothing for so long."""
-
-
-@dataclass(eq=False, slots=True)
-class Flight:
-    """A posted write on its way. `payload`: its bytes, once the sender does not keep the source for it any more: then
-    it has completed for its sender, or will never."""
-
-    sender: NetworkUser
-    write: SimulatedWrite
-    transfer: str
-    """Whose page it brings, as its sender has it."""
-    payload: bytes | None = None
-
-    @property
-    def endpoint(self) -> SimulatedEndpoint:
-        return self.write.batch.endpoint
-
-    @property
-    def target(self) -> int:
-        return self.write.target
-
-    @property
-    def landing(self) -> bytes | None:
-        return self.endpoint.address_of(self.write.lane)
-
-    def detach(self) -> None:
-        if self.payload is None:
-            self.payload = self.bytes
-
-    @property
-    def bytes(self) -> bytes:
-        """What would land now."""
-        return self.payload or ctypes.string_at(self.write.source, self.write.batch.writes.length)
-
-    def move(self) -> None:
-        ctypes.memmove(self.target, self.payload or self.write.source, self.write.batch.writes.length)
-
-
-OnLanding = Callable[[Flight], None]
-
-
-class ScheduledEngine(SimulatedEngine):
-    """`on_change`: something may have to be reported or posted. `on_landing` looks at each write before it lands."""
-
-    def __init__(
-        self,
-        network: "ScheduledNetwork",
-        process: Process,
-        on_change: Callable[[], None],
-        rails: int = 1,
-        limits: Limits | None = None,
-    ) -> None:
-        super().__init__(network, process.name, limits, rails)
-        self.process = process
-        self.on_landing: OnLanding = lambda flight: None
-        self.transfer_of: Callable[[int], str] = lambda handle: ""
-        """By a batch's handle."""
-        self.held: list[Flight] = []
-        """Writes that wait for this process to go on."""
-        self._needs_dead_peer = network.needs_dead_peer
-        self.moves_writes = not (network.needs_dead_peer or network.manners.early_share)
-        self.changed: Any = _Notice(on_change)
-
-    def fence_needs_dead_peer(self, landing: Landing) -> bool:
-        return self._needs_dead_peer
-
-    def progress(self, timeout: float) -> list[Event]:
-        sender = self._sender
-        if any(endpoint.batches for endpoint in sender.endpoints.values()):
-            sender.fire()
-            sender.post()
-        return self._take_events()
-
-    @property
-    def has_news(self) -> bool:
-        """Something of its writes is to be reported, after a batch was cancelled or an endpoint closed."""
-        return bool(self._sender.events)
-
-    @property
-    def stuck(self) -> bool:
-        """Something could be posted but for EAGAIN: nobody but time will change that."""
-        return any(endpoint.queue and not endpoint.outstanding for endpoint in self.sendings)
-
-    @property
-    def unposted(self) -> list[tuple[list[bytes], int]]:
-        """(landing, by rail; address) of each write that may still be posted."""
-        return [
-            (batch.endpoint.landing_addresses, target)
-            for batch in self._sender.batches
-            if batch.unposted
-            for target in (batch.addresses[index][1] for index in batch.to_post)
-        ]
-
-    @property
-    def landings(self) -> list[Landing]:
-        return list(self._landings.values())
-
-    @property
-    def sendings(self) -> list[SimulatedEndpoint]:
-        return list(self._sender.endpoints.values())
-
-    def landing_failed(self, landing: Landing, error: OperationError) -> None:
-        if landing.id in self._landings:
-            self._sender.events.append(EndpointFailed(landing.id, landing.peer, error))
-            self.changed.notify_all()
-
-
-class _Notice:
-    """What the engine takes for its condition."""
-
-    def __init__(self, call: Callable[[], None]) -> None:
-        self.notify_all = call
+BREAK_IS_NOTICED_S = [0.0, 0.01, 0.5]
+"""How long a sender may take to notice that a rail is broken."""
+STRAY_S = 0.5
+"""How late a write may come that was on a rail as it broke."""
 
 
 class ScheduledNetwork(SimulatedNetwork):
-    """`fail_next`, `lose_next`: engines whose next write fails, or lands without being counted."""
+    """`fail_next`, `lose_next`: engines whose next write fails, or lands without being counted. `broken`: rails, and
+    whose they are."""
 
     def __init__(self, schedule: Schedule, manners: Manners, needs_dead_peer: bool) -> None:
         super().__init__(schedule.random.getrandbits(32))
@@ -149,6 +40,7 @@ class ScheduledNetwork(SimulatedNetwork):
         self.flights: list[Flight] = []
         self.fail_next: list[NetworkUser] = []
         self.lose_next: list[NetworkUser] = []
+        self.broken: list[tuple[NetworkUser, int]] = []
         self._schedule = schedule
         self.manners = manners
         self._last: dict[tuple[int, ...], float] = {}
@@ -164,7 +56,10 @@ class ScheduledNetwork(SimulatedNetwork):
         assert isinstance(sender, ScheduledEngine)
         flight = Flight(sender, write, sender.transfer_of(write.batch.handle))
         self.flights.append(flight)
-        delay, random = self._delay(flight.endpoint.id, write.lane.rail), self._schedule.random
+        if any(self._takes(flight, *broken) for broken in self.broken):
+            self._derail(flight)
+            return
+        delay, random = self._delay(flight.endpoint.id, flight.rail), self._schedule.random
         if sender in self.fail_next:
             self.fail_next.remove(sender)
             self._schedule.after(delay, lambda: self._fail(flight, random.random() < 0.5))
@@ -180,7 +75,7 @@ class ScheduledNetwork(SimulatedNetwork):
 
     def close_port(self, endpoint: SimulatedEndpoint, rail: int) -> None:
         for flight in self.flights:
-            if flight.endpoint is endpoint and flight.write.lane.rail == rail:
+            if flight.endpoint is endpoint and flight.rail == rail:
                 flight.detach()
 
     def close_landing(self, addresses: Sequence[bytes]) -> bool:
@@ -223,6 +118,16 @@ class ScheduledNetwork(SimulatedNetwork):
         owner = next(engine for engine in self._scheduled() if endpoint in engine.sendings)
         owner.changed.notify_all()
 
+    def break_rail(self, engine: ScheduledEngine, rail: int, lasting: float | None) -> None:
+        """Of what is on its way there, and what is posted there as long as it lasts (None: for good), some lands late
+        and some never, and its senders hear nothing of it until they notice."""
+        broken = engine, rail
+        self.broken.append(broken)
+        if lasting is not None:
+            self._schedule.after(lasting, lambda: self.broken.remove(broken) if broken in self.broken else None)
+        for flight in [flight for flight in self.flights if self._takes(flight, engine, rail)]:
+            self._derail(flight)
+
     def may_land(self, engine: ScheduledEngine) -> set[int]:
         """Addresses in this engine's memory that somebody may still write to."""
         mine = {address for address, (owner, _) in self._landings.items() if owner is engine}
@@ -230,9 +135,38 @@ class ScheduledNetwork(SimulatedNetwork):
         for other in self._scheduled():
             if not other.process.dead:
                 aimed |= {target for landing, target in other.unposted if not mine.isdisjoint(landing)}
+                aimed |= {write.target for write in other.doubtful if self._comes_again(write, engine, mine)}
         return aimed
 
     # ---- inside ----
+
+    @staticmethod
+    def _comes_again(write: SimulatedWrite, engine: ScheduledEngine, landings: set[bytes | None]) -> bool:
+        asked = write.batch.writes.immediate in engine.to_repeat
+        return asked and not landings.isdisjoint(write.batch.endpoint.landing_addresses)
+
+    def _takes(self, flight: Flight, engine: NetworkUser, rail: int) -> bool:
+        """Whether it goes by way of this rail of this engine's."""
+        receiver, _ = self._landings.get(flight.landing, (None, 0))
+        ends = (flight.sender, flight.rail), (receiver, flight.remote_rail)
+        return (engine, rail) in ends
+
+    def _derail(self, flight: Flight) -> None:
+        if flight.derailed:
+            return
+        self.flights.remove(flight)
+        stray, random = replace(flight, derailed=True), self._schedule.random
+        if random.random() < 0.5:
+            self.flights.append(stray)
+            late = self._schedule.within(random.choice([self.manners.write_delay, STRAY_S]))
+            self._schedule.after(late, lambda: self._arrive(stray))
+        assert isinstance(flight.sender, ScheduledEngine)
+        noticed = self._schedule.within(random.choice(BREAK_IS_NOTICED_S))
+        self._schedule.after(noticed, lambda: self._notice(stray), flight.sender.process)
+
+    def _notice(self, stray: Flight) -> None:
+        stray.detach()
+        self._complete(stray, errno.EIO)
 
     def _scheduled(self) -> list[ScheduledEngine]:
         return [engine for engine in self._engines if isinstance(engine, ScheduledEngine)]
@@ -252,8 +186,9 @@ class ScheduledNetwork(SimulatedNetwork):
             self._complete(flight, 0)
 
     def _complete(self, flight: Flight, code: int) -> None:
-        if not self.is_dead(flight.sender) and not flight.write.batch.ended:
+        if not self.is_dead(flight.sender) and flight.awaited:
             error = _error(code, flight.endpoint.peer) if code else None
+            flight.completed = not code
             flight.sender.completed(flight.write, error, time.monotonic_ns())
 
     def _fail(self, flight: Flight, lands: bool) -> None:
@@ -276,7 +211,7 @@ class ScheduledNetwork(SimulatedNetwork):
             return
         self.flights.remove(flight)
         code = self._land_at(receiver, flight)
-        if flight.payload is not None:
+        if flight.payload is not None or flight.derailed:
             return
         if code:  # a fenced sender may not hear of it for long
             late = self._schedule.within(self._schedule.random.choice([0.0, 0.1, LATEST_NEWS_S]))
@@ -294,11 +229,12 @@ class ScheduledNetwork(SimulatedNetwork):
             return errno.EACCES
         receiver.on_landing(flight)
         flight.move()
-        if flight.sender in self.lose_next:
+        landing, lost = self._landings[flight.landing][1], flight.sender in self.lose_next
+        if lost:
             self.lose_next.remove(flight.sender)
         else:
-            landing = self._landings[flight.landing][1]
-            receiver.landed(landing, lane.remote.rail, writes.immediate, time.monotonic_ns())
+            receiver.landed(landing, flight.remote_rail, flight.immediate, time.monotonic_ns())
+        receiver.counts.landed(landing, flight, lost)
         return 0
 
     def _check_quiet(self, addresses: Sequence[bytes]) -> None:

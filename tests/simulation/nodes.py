@@ -23,7 +23,8 @@ from protocol.router_link import RouterLink
 from tests.simulation.books import LAYOUT, Pages
 from tests.simulation.channel import Channel, SimulatedControl
 from tests.simulation.contexts import CONTEXT, Contexts
-from tests.simulation.network import ScheduledEngine, ScheduledNetwork
+from tests.simulation.fabric import ScheduledEngine
+from tests.simulation.network import ScheduledNetwork
 from tests.simulation.schedule import Process, Schedule
 from tests.simulation.script import PAGE, Script
 
@@ -32,7 +33,6 @@ STEP_S = 0.001
 """Until an engine's thread goes on, at most."""
 BUSY_AGAIN_S = 0.0002
 MAX_QUEUE = 16
-CONTEXT_SLOTS = 2
 STOP_S = 5.0
 
 
@@ -129,7 +129,7 @@ class Node(ABC):
         self.region: MemoryRegion = self.fabric.register(self.pages.address, self.pages.pool.bytes)
         wanted = around.script.contexts[self.role is Role.DECODE]
         self.layout = msgspec.structs.replace(LAYOUT, context=CONTEXT) if wanted else LAYOUT
-        self.contexts = Contexts(CONTEXT_SLOTS if wanted else 0)
+        self.contexts = Contexts(around.script.context_slots if wanted else 0)
         self.context_region = self._register_contexts() if wanted else None
         self.gates = SimulatedGates()
         lag = around.script.manners.thread_lag

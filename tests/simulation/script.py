@@ -1,12 +1,14 @@
 """What one seed draws before anything happens: the nodes, the requests, the faults, and the network's manners."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from random import Random
 
 PAGE = 2
 """Tokens in a page."""
 LAYERS = 2
+RAILS_SHARE = 0.25
+"""Of the seeds, those with nodes of several rails."""
 RECOVERY_S = 6.0
 """Longest time until a pause or a break is over or a killed process is started again."""
 
@@ -15,7 +17,7 @@ class Profile(Enum):
     CALM = "calm"
     """Nothing breaks. Whatever is not cancelled succeeds, and nobody is given up."""
     FAILOVER = "failover"
-    """One of two prefill nodes fails, or its writes do: all the same, whatever is not cancelled succeeds."""
+    """One of two prefill nodes, its writes or a rail of its fails: all the same, whatever is not cancelled succeeds."""
     CHAOS = "chaos"
     """Anything: every request has an outcome, and no page and no token is wrong."""
 
@@ -29,6 +31,9 @@ class FaultKind(Enum):
     """The control connections of a node break; what was on its way is lost."""
     BREAK_WRITES = "break writes"
     """The data connections of a prefill node break."""
+    BREAK_RAIL = "break rail"
+    """One rail of a node: of what is on its way there, or is posted there while it lasts, some lands late and some
+    never, and its senders notice later."""
     FAIL_WRITE = "fail write"
     """The next write that a prefill node posts."""
     LOSE_IMMEDIATE = "lose immediate"
@@ -106,6 +111,8 @@ class Script:
     """Checksums are compared before a request goes on."""
     contexts: tuple[bool, bool]
     """Whether prefill nodes make contexts of prompts, and decode nodes want them."""
+    context_slots: int
+    """Of each node that has contexts. As pages, they may be in quarantine for as long as a failed peer lives."""
     rails: tuple[int, int]
     """NICs of each prefill and of each decode node."""
     fence_needs_dead_peer: bool
@@ -117,6 +124,15 @@ class Script:
     def must_succeed(self) -> bool:
         return self.profile is not Profile.CHAOS
 
+    @property
+    def must_move(self) -> bool:
+        """A rail breaks and nothing else happens: its writes move to the others, and no attempt is lost."""
+        source, target = self.rails
+        others = 1 < source <= target and not self.fence_needs_dead_peer and not self.manners.early_share
+        nobody_leaves = all(submission.abort_at is None for submission in self.submissions)
+        faults = [fault.kind for fault in self.faults]
+        return self.must_succeed and others and nobody_leaves and faults == [FaultKind.BREAK_RAIL]
+
 
 def draw(seed: int) -> Script:
     rng = Random(f"script {seed}")
@@ -125,7 +141,7 @@ def draw(seed: int) -> Script:
     decodes = rng.choice([1, 1, 2])
     choices = Random(f"choices {seed}")
     submissions = tuple(_submission(rng, profile, choices) for _ in range(rng.randint(2, 5)))
-    return Script(
+    script = Script(
         seed=seed,
         profile=profile,
         prefills=prefills,
@@ -137,12 +153,31 @@ def draw(seed: int) -> Script:
         shared=(rng.random() < 0.4, rng.random() < 0.3),
         debug=rng.random() < 0.15,
         contexts=Random(f"contexts {seed}").choice([(False, False), (True, False), (True, True)]),
-        rails=(rng.choice([1, 1, 2]), rng.choice([1, 1, 2])),
+        context_slots=16 if profile is Profile.FAILOVER else 2,
+        rails=(1, 1),
         fence_needs_dead_peer=rng.random() < 0.4,
         manners=_manners(rng, profile),
         submissions=submissions,
         faults=_faults(rng, profile, prefills, decodes, submissions),
     )
+    rails = Random(f"rails {seed}")
+    return _with_rails(rails, script) if rails.random() < RAILS_SHARE else script
+
+
+def _with_rails(rng: Random, script: Script) -> Script:
+    """Several for each node, or for one kind of nodes; more often than not with all that it takes to move the writes of
+    one that breaks, and with such breaks."""
+    script = replace(script, rails=rng.choice([(1, 2), (2, 1), (2, 2), (2, 2), (2, 3), (3, 2), (3, 3)]))
+    if rng.random() < 0.75:
+        script = replace(script, fence_needs_dead_peer=False, manners=replace(script.manners, early_share=0.0))
+    if script.profile is Profile.CALM:
+        return script
+    nodes, breaks = script.prefills, 1
+    if script.profile is Profile.CHAOS:
+        nodes, breaks = script.prefills + script.decodes, rng.randint(1, 2)
+    broken = [_fault(rng, FaultKind.BREAK_RAIL, nodes, RECOVERY_S, script.submissions) for _ in range(breaks)]
+    others = script.faults if script.profile is Profile.CHAOS else ()
+    return replace(script, faults=tuple(sorted([*others, *broken], key=lambda fault: fault.at)))
 
 
 def _submission(rng: Random, profile: Profile, choices: Random) -> Submission:

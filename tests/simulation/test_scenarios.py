@@ -56,13 +56,17 @@ class Told:
                 return at, match
         raise AssertionError(f"nothing like {pattern!r} was said after {after}: {self.lines}")
 
+    def said(self, pattern: str) -> int:
+        """How often."""
+        return sum(re.search(pattern, line) is not None for _, line in self.lines)
+
     @property
     def posted(self) -> int:
         """Writes, by every prefill node that still is."""
         return sum(node.fabric.counters().writes_posted for node in self.world.nodes)
 
 
-def script(*faults: Fault, prefills: int = 1, **manners: object) -> Script:
+def script(*faults: Fault, prefills: int = 1, rails: tuple[int, int] = (1, 1), **manners: object) -> Script:
     return replace(
         draw(0),
         profile=Profile.CHAOS,
@@ -75,7 +79,7 @@ def script(*faults: Fault, prefills: int = 1, **manners: object) -> Script:
         shared=(False, False),
         debug=False,
         contexts=(False, False),
-        rails=(1, 1),
+        rails=rails,
         fence_needs_dead_peer=False,
         manners=replace(PLAIN, **manners),  # type: ignore[arg-type]
         submissions=(PROMPT,),
@@ -123,6 +127,27 @@ def test_writes_that_cannot_be_posted_any_more_are_heard_of_at_once_too() -> Non
     assert int(stopped[1]) == int(stopped[2]) < WRITES
     assert played.when("transfer failed: request=r0, attempt=1") - broken < AT_ONCE_S
     assert played.request.outcome is FinishReason.LENGTH
+
+
+@pytest.mark.parametrize("at", [-0.1, 0.005, 0.015, 0.025])
+@pytest.mark.parametrize("node", [0, 1], ids=["the prefill node's", "the decode node's"])
+def test_writes_of_a_rail_that_breaks_move_to_the_others_within_the_attempt(at: float, node: int) -> None:
+    """Asked once, fenced once, and no write comes by that rail again."""
+    played = play(script(fault(FaultKind.BREAK_RAIL, at, lasting=5.0, node=node), rails=(2, 2)))
+    lost, fenced, settled = (played.when(f"rail {what}: ") for what in ("lost", "fenced", "settled"))
+    assert lost <= fenced <= settled < lost + AT_ONCE_S
+    assert played.when("kv arrived: request=r0, attempt=1") < settled + 2 * AT_ONCE_S
+    assert played.said("rail lost: ") == 1 and not played.said("transfer failed|decode node lost|fencing: ")
+    assert played.posted > WRITES and played.request.outcome is FinishReason.LENGTH
+
+
+def test_a_rail_that_breaks_where_the_peer_cannot_tell_costs_the_attempt() -> None:
+    """Two rails of the prefill node's write to the decode node's only one."""
+    played = play(script(fault(FaultKind.BREAK_RAIL, 0.005, node=0), rails=(2, 1)))
+    failed = played.when("transfer failed: request=r0, attempt=1")
+    assert played.when("rail failed: ") <= played.when("decode node lost: ") <= failed
+    assert played.when("kv arrived: request=r0, attempt=2") < failed + 4 * AT_ONCE_S
+    assert not played.said("rail lost: ") and played.request.outcome is FinishReason.LENGTH
 
 
 @pytest.mark.parametrize("at", [0.005, 0.015, 0.025])

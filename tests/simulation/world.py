@@ -118,6 +118,9 @@ class World:
                 self._cut(node)
             case FaultKind.HOLD_GATE:
                 self._hold(node, fault.lasting)
+            case FaultKind.BREAK_RAIL:
+                rail = self.schedule.random.randrange(node.fabric.rails)
+                self.around.network.break_rail(node.fabric, rail, fault.lasting)
             case FaultKind.NEW_ROUTER:
                 self._replace_router()
             case FaultKind.PAUSE_ROUTER:
@@ -240,6 +243,7 @@ class World:
         self.channel.calm = True
         self.around.network.fail_next.clear()
         self.around.network.lose_next.clear()
+        self.around.network.broken.clear()
         for node in self.nodes:
             node.gates.release_all()
             if isinstance(node, SimulatedPrefillNode):
@@ -306,9 +310,15 @@ class World:
         return said and self.script.small_prefill and request.submission.tokens - 1 > SMALL_PROMPT
 
     def _check_nobody_given_up(self) -> None:
-        if self.script.faults:
+        if self.script.faults and not self.script.must_move:
             return
         for node in self.nodes:
-            counters = node.receiver.counters if isinstance(node, SimulatedDecodeNode) else None
-            if counters is not None and (counters.peers_lost or counters.fences):
+            fenced = isinstance(node, SimulatedDecodeNode) and node.receiver.counters.fences
+            if fenced or self._lost_peers(node):
                 raise Violation(f"{node.instance} gave up a peer that did nothing wrong")
+
+    @staticmethod
+    def _lost_peers(node: Node) -> int:
+        assert isinstance(node, SimulatedDecodeNode | SimulatedPrefillNode)
+        side = node.receiver if isinstance(node, SimulatedDecodeNode) else node.sender
+        return side.counters.peers_lost
