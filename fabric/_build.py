@@ -12,7 +12,7 @@ from cffi import FFI
 ROOT = Path(__file__).resolve().parent.parent
 CORE = Path("fabric/core")
 SAME_HOST = ("same_host_socket", "same_host_memory", "same_host_sender", "same_host_receiver")
-RAILS = ("provider", "device_memory", "endpoint", "doubt", "batch", "immediates", "posting")
+RAILS = ("provider", "device_memory", "endpoint", "doubt", "batch", "words", "immediates", "posting")
 SOURCES = (*RAILS, "acknowledging", "progress", "relay", *SAME_HOST)
 
 ffi = FFI()

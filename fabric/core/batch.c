@@ -1,47 +1,7 @@
-/* Batches of writes: queueing, arming on a word, stopping, ending. */
+/* Batches of writes: queueing, stopping, ending. */
 #include "internal.h"
 
 #include <stdlib.h>
-
-static kf_word *kf_find_word(kf_engine *engine, const uint64_t *address) {
-    for (kf_node *node = engine->words.next; node != &engine->words; node = node->next) {
-        kf_word *word = KF_OWNER(node, kf_word, link);
-        if (word->address == address) return word;
-    }
-    kf_word *word = calloc(1, sizeof *word);
-    if (!word) return NULL;
-    word->address = address;
-    kf_node_init(&word->armed);
-    kf_append(&engine->words, &word->link);
-    return word;
-}
-
-static void kf_release_word(kf_word *word) {
-    if (kf_linked(&word->armed)) return;
-    kf_unlink(&word->link);
-    free(word);
-}
-
-/* Sorted insertion from the back: callers arm in ascending order nearly always. */
-static bool kf_arm(kf_engine *engine, kf_batch *batch, uint64_t word_address) {
-    kf_word *word = kf_find_word(engine, (const uint64_t *)word_address);
-    if (!word) return false;
-    kf_node *place = word->armed.prev;
-    while (place != &word->armed && KF_OWNER(place, kf_batch, place)->threshold > batch->threshold) place = place->prev;
-    kf_insert_after(place, &batch->place);
-    batch->word = word;
-    engine->counters.armed++;
-    engine->word_moved_ns = kf_now();
-    return true;
-}
-
-static void kf_disarm(kf_engine *engine, kf_batch *batch) {
-    kf_word *word = batch->word;
-    kf_unlink(&batch->place);
-    batch->word = NULL;
-    engine->counters.armed--;
-    kf_release_word(word);
-}
 
 static kf_batch *kf_new_batch(kf_endpoint *endpoint, int64_t handle, const kf_writes *writes) {
     size_t ways_at = sizeof(kf_batch) + writes->count * sizeof(kf_write_pair);
@@ -146,25 +106,4 @@ void kf_cancel(kf_engine *engine, kf_batch *batch, int64_t *posted, int64_t *com
     batch->cancelled = true;
     kf_stop_batch(engine, batch);
     kf_end_if_done(engine, batch);
-}
-
-/* Moves every batch whose threshold was reached to its endpoint's queue. The acquire load orders our posting
- * after the writer's stores to the source bytes. */
-void kf_fire_words(kf_engine *engine, int64_t now) {
-    kf_node *node = engine->words.next;
-    while (node != &engine->words) {
-        kf_word *word = KF_OWNER(node, kf_word, link);
-        node = node->next; /* the word is freed when its last batch fires */
-        uint64_t value = __atomic_load_n(word->address, __ATOMIC_ACQUIRE);
-        kf_node *first;
-        while ((first = word->armed.next) != &word->armed) {
-            kf_batch *batch = KF_OWNER(first, kf_batch, place);
-            if (batch->threshold > value) break;
-            bool last = first->next == &word->armed;
-            kf_disarm(engine, batch);
-            kf_append(&batch->endpoint->queue, &batch->place);
-            engine->word_moved_ns = now;
-            if (last) break;
-        }
-    }
 }

@@ -146,6 +146,9 @@ typedef struct kf_word {
     const uint64_t *address;
     kf_node link;
     kf_node armed;
+    int64_t waiting_since_ns; /* it fired last, or was armed while nothing waited for it */
+    uint64_t fired;           /* its value then; 0: not yet since it was armed so */
+    int64_t beat_ns;          /* between two moves, lately; 0: not known */
 } kf_word;
 
 typedef struct {
@@ -203,7 +206,6 @@ struct kf_engine {
     bool cannot_map;   /* what a peer on this host offered: later ones come by way of the provider */
     bool look;         /* a descriptor was readable: it may be a socket of a peer on this host */
     int64_t looked_ns; /* when all of those were read */
-    int64_t word_moved_ns;  /* last arming or firing: sets how finely words are polled */
     int64_t last_active_ns; /* last posting or completion: sets whether to spin */
 
     pthread_mutex_t lock; /* of all of this, but `woken` and `entering` */
@@ -259,7 +261,14 @@ void kf_stop_batch(kf_engine *engine, kf_batch *batch);
 void kf_fail_batch(kf_engine *engine, kf_batch *batch, const kf_error *error);
 void kf_end_if_done(kf_engine *engine, kf_batch *batch);
 void kf_free_batch(kf_batch *batch);
+
+/* words.c */
+bool kf_arm(kf_engine *engine, kf_batch *batch, uint64_t word_address);
+void kf_disarm(kf_engine *engine, kf_batch *batch);
 void kf_fire_words(kf_engine *engine, int64_t now);
+int64_t kf_words_nap(const kf_engine *engine, int64_t now);
+int64_t kf_growing_nap(int64_t waited_ns);
+void kf_free_words(kf_engine *engine);
 
 /* acknowledging.c */
 uint64_t kf_promise(const kf_engine *engine, kf_port *port, const kf_batch *batch);

@@ -10,9 +10,6 @@
 #include <unistd.h>
 
 #define KF_SPIN_NS 20000       /* after activity: the next completion is usually nearer than a wake-up */
-#define KF_NAP_MIN_NS 20000    /* between looks at what has no descriptor, growing with the time since it moved, to: */
-#define KF_NAP_MAX_NS 1000000
-#define KF_NAP_SHARE 32        /* it is noticed at most 1/32 of its waiting time late */
 #define KF_LOOK_NS 1000000     /* at most so late a busy loop notices that a peer on this host is gone */
 #define KF_TIMER_SLACK_NS 1000 /* the default of 50 us would more than double a short nap */
 
@@ -127,24 +124,19 @@ static bool kf_may_sleep(kf_engine *engine) {
     return true;
 }
 
-static int64_t kf_nap(const kf_engine *engine, int64_t now) {
-    int64_t since = engine->word_moved_ns;
-    if (engine->without_descriptors && engine->last_active_ns > since) since = engine->last_active_ns;
-    int64_t nap = (now - since) / KF_NAP_SHARE;
-    if (nap < KF_NAP_MIN_NS) return KF_NAP_MIN_NS;
-    return nap < KF_NAP_MAX_NS ? nap : KF_NAP_MAX_NS;
-}
-
 static int64_t kf_sleep_until(const kf_engine *engine, int64_t now, int64_t deadline) {
-    int64_t retry = kf_next_retry(engine);
+    int64_t retry = kf_next_retry(engine), nap = kf_words_nap(engine, now);
+    int64_t blind = engine->without_descriptors ? kf_growing_nap(now - engine->last_active_ns) : INT64_MAX;
+    if (blind < nap) nap = blind;
     if (retry < deadline) deadline = retry;
-    bool blind = engine->counters.armed || engine->without_descriptors;
-    int64_t nap_end = now + kf_nap(engine, now);
-    return blind && nap_end < deadline ? nap_end : deadline;
+    return nap < deadline - now ? now + nap : deadline;
 }
 
 static void kf_sleep(kf_engine *engine, int64_t now, int64_t until) {
-    if (until <= now) return;
+    if (until <= now) {
+        sched_yield();
+        return;
+    }
     struct pollfd poll = {.fd = engine->epoll_fd, .events = POLLIN};
     struct timespec time = {.tv_sec = (until - now) / 1000000000, .tv_nsec = (until - now) % 1000000000};
     engine->counters.sleeps++;
@@ -173,7 +165,9 @@ static void kf_fire_post_drain(kf_engine *engine, int64_t now) {
 int64_t kf_turn(kf_engine *engine) {
     int64_t now = kf_now();
     kf_fire_post_drain(engine, now);
-    return now - engine->last_active_ns < KF_SPIN_NS ? 0 : kf_nap(engine, now);
+    int64_t inactive = now - engine->last_active_ns;
+    int64_t rest = inactive < KF_SPIN_NS ? 0 : kf_growing_nap(inactive), nap = kf_words_nap(engine, now);
+    return rest < nap ? rest : nap;
 }
 
 int kf_progress(kf_engine *engine, int64_t timeout_ns, kf_event *events, int capacity) {

@@ -228,6 +228,7 @@ int kf_close(kf_engine *engine, kf_error *error) {
         failed |= kf_close_endpoint(engine, KF_OWNER(engine->endpoints.next, kf_endpoint, link), error);
     while (kf_linked(&engine->ready_batches))
         kf_free_batch(KF_OWNER(engine->ready_batches.next, kf_batch, ready));
+    kf_free_words(engine);
     while (kf_linked(&engine->regions)) kf_deregister(engine, KF_OWNER(engine->regions.next, kf_region, link));
     for (uint32_t i = 0; i < engine->options.rail_count; i++) kf_close_rail(&engine->rails[i]);
     if (engine->event_fd >= 0) close(engine->event_fd);

@@ -6,7 +6,7 @@ import pytest
 from fabric.api import PageWrites, WritesEnded
 from fabric.errors import FabricUsageError
 from fabric.immediates import pack
-from fabric.libfabric import open_engine
+from fabric.libfabric import LibfabricEngine, open_engine
 from tests.fabric.conftest import Fabric, Link
 from tests.fabric.party import Party, drive, pages, settle
 
@@ -127,6 +127,24 @@ def test_a_long_wait_for_a_word_costs_few_looks() -> None:
     assert engine.sleeps < 2000
     engine.close()
     receiver.engine.close()
+
+
+def test_a_word_that_leaves_its_beat_is_looked_at_between_naps_again() -> None:
+    net = Fabric("net")
+    link, word = Link(net), Word()
+    sender = link.sender.engine
+    assert isinstance(sender, LibfabricEngine)
+    for threshold in range(1, 4):
+        arm(link, word, threshold)
+    for threshold in range(1, 3):
+        word.reach(threshold)
+        drive(*link.both, until=lambda count=threshold: len(ended(link)) == count)  # type: ignore[misc]
+    before = sender.sleeps
+    assert sender.progress(1.0) == []
+    assert 10 < sender.sleeps - before < 2000
+    word.reach(3)
+    drive(*link.both, until=lambda: len(ended(link)) == 3)
+    net.close()
 
 
 @pytest.mark.parametrize("batches", [600])
