@@ -13,13 +13,14 @@ def cut_connections(node: str) -> int:
     their delivery, is lost. Returns how many there were."""
     cut = 0
     for name in os.listdir("/proc/self/fd"):
-        fd = int(name)
         try:
-            if not stat.S_ISSOCK(os.fstat(fd).st_mode):
-                continue
+            fd = os.dup(int(name))
         except OSError:  # closed by now
             continue
-        with socket.socket(fileno=os.dup(fd)) as sock:
+        if not stat.S_ISSOCK(os.fstat(fd).st_mode):
+            os.close(fd)
+            continue
+        with socket.socket(fileno=fd) as sock:
             cut += _is_connection(sock, node) and _break(sock)
     return cut
 
