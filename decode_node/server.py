@@ -1,4 +1,4 @@
-"""The decode node's control plane: the link to the router, and one link to each prefill instance it was sent to.
+"""The decode node's control plane: the link to the router, and one link to each address of prefill nodes.
 
 Runs on the control thread. It turns frames into calls on the node's two threads and knows nothing of their state,
 except when it last heard from a peer: a silent peer whose address refuses connections is proven dead.
@@ -9,7 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
@@ -62,15 +62,27 @@ def _refuses(address: str) -> bool:
 
 
 @dataclass(slots=True)
-class _Peer:
-    address: PrefillAddress
+class _Line:
+    """The connection to an address, for all instances that were sent to there, dead ones and the one that lives: with
+    one for each they would take each other's place, being of one identity, and what is on its way would be lost.
+    `heard`: who has answered."""
+
     link: Link
+    heard: set[str] = field(default_factory=set)
+
+
+@dataclass(slots=True)
+class _Peer:
+    """`before`: who was heard at its address before it was sent to: a late word of theirs proves nothing."""
+
+    address: PrefillAddress
+    before: frozenset[str]
     last_heard: float
     probing: bool = False
 
 
 class PrefillLinks:
-    """The links to prefill instances. `send` and `hang_up` come from the pump's thread."""
+    """The links to prefill nodes. `send` and `hang_up` come from the pump's thread."""
 
     def __init__(
         self, control: ControlThread, clock: Callable[[], float] = time.monotonic, probe: Prober = probe_in_thread
@@ -79,6 +91,7 @@ class PrefillLinks:
         self._clock = clock
         self._probe = probe
         self._peers: dict[str, _Peer] = {}
+        self._lines: dict[str, _Line] = {}
         self._pump: Pump | None = None
         self._receiver: Receiver | None = None
 
@@ -104,61 +117,69 @@ class PrefillLinks:
                 self._probe(peer.address.address, partial(self._probed, peer))
 
     def _send_now(self, address: PrefillAddress, message: msgspec.Struct) -> None:
-        peer = self._peers.get(address.instance) or self._dial(address)
-        if peer is not None:
-            self._control.send_now(peer.link, message)
+        line = self._lines.get(address.address) or self._dial(address)
+        if line is None:
+            return
+        if address.instance not in self._peers:
+            self._peers[address.instance] = _Peer(address, frozenset(line.heard), self._clock())
+        self._control.send_now(line.link, message)
 
-    def _dial(self, address: PrefillAddress) -> _Peer | None:
+    def _dial(self, address: PrefillAddress) -> _Line | None:
         """None where that is no address: nobody can listen there."""
+        where = address.address
         try:
-            link = self._control.dial(
-                address.address, ToDecode, lambda _, __, got: self._receive(address.instance, got)
-            )
+            link = self._control.dial(where, ToDecode, lambda _, __, got: self._receive(where, got))
         except zmq.ZMQError as error:
             self._proven_dead(address.instance, str(error))
             return None
-        peer = self._peers[address.instance] = _Peer(address, link, self._clock())
-        return peer
+        line = self._lines[where] = _Line(link)
+        return line
 
     def _hang_up_now(self, instance: str) -> None:
         peer = self._peers.pop(instance, None)
-        if peer is not None:
-            self._control.hang_up(peer.link)
+        if peer is not None and not self._at(peer.address.address):
+            self._control.hang_up(self._lines.pop(peer.address.address).link)
 
-    def _receive(self, instance: str, message: Any) -> None:
-        """`instance`: whom this link was dialled to reach."""
-        assert self._pump is not None and self._receiver is not None
-        peer = self._peers.get(instance)
-        if peer is not None:
+    def _at(self, address: str) -> list[_Peer]:
+        return [peer for peer in self._peers.values() if peer.address.address == address]
+
+    def _receive(self, address: str, message: Any) -> None:
+        assert self._pump is not None
+        there = self._at(address)
+        for peer in there:
             peer.last_heard = self._clock()
-        if not isinstance(message, Nack) and message.instance != instance:
-            self._proven_dead(instance, "another instance answers at its address")
+        if isinstance(message, Nack):
+            event(log, "prefill node refused a frame", logging.WARNING, reason=message.failure.message)
             return
-        action = self._action(instance, message)
-        if action is not None:
+        self._lines[address].heard.add(message.instance)
+        for peer in there:
+            if message.instance not in (peer.address.instance, *peer.before):
+                self._proven_dead(peer.address.instance, "another instance answers at its address")
+        for action in self._actions([peer.address.instance for peer in there], message):
             self._pump.submit(action)
 
-    def _action(self, instance: str, message: Any) -> Callable[[], None] | None:
+    def _actions(self, there: list[str], message: Any) -> list[Callable[[], None]]:
+        """`there`: instances that were sent to at the address that it comes from."""
         assert self._receiver is not None
         receiver = self._receiver
+        if isinstance(message, HelloRefused):
+            return [partial(receiver.on_hello_refused, instance, message) for instance in there]
+        if message.instance not in there:
+            return []
         match message:
             case Welcome():
-                return lambda: receiver.on_welcome(message)
-            case HelloRefused():
-                return lambda: receiver.on_hello_refused(instance, message)
+                return [lambda: receiver.on_welcome(message)]
             case Pong() | PrefillAccepted():
-                return lambda: receiver.on_seen(instance)
+                return [lambda: receiver.on_seen(message.instance)]
             case PrefillRefused():
-                return lambda: receiver.on_refused(message)
+                return [lambda: receiver.on_refused(message)]
             case TransferFinished():
-                return lambda: receiver.on_finished(message)
+                return [lambda: receiver.on_finished(message)]
             case Stopped():
-                return lambda: receiver.on_stopped(message)
+                return [lambda: receiver.on_stopped(message)]
             case RailLost():
-                return lambda: receiver.on_rail_lost(message)
-            case Nack():
-                event(log, "prefill node refused a frame", logging.WARNING, reason=message.failure.message)
-        return None
+                return [lambda: receiver.on_rail_lost(message)]
+        return []
 
     def _probed(self, peer: _Peer, refuses: bool) -> None:
         """On the probe's thread."""
