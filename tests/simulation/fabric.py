@@ -36,8 +36,8 @@ class ScheduledEngine(SimulatedEngine):
         """By a batch's handle."""
         self.held: list[Flight] = []
         """Writes that wait for this process to go on."""
-        self.to_repeat: set[int] = set()
-        """Immediates whose writes in doubt it has asked to be written again."""
+        self.to_repeat: set[tuple[int, int, int]] = set()
+        """(landing, rail, immediate) of writes in doubt that it has asked to be written again."""
         self.counts = Counted(self.counted)
         self._needs_dead_peer = network.needs_dead_peer
         self.moves_writes = not (network.needs_dead_peer or network.manners.early_share)
@@ -62,7 +62,7 @@ class ScheduledEngine(SimulatedEngine):
     def fence_rails(self, landing: Landing, rails: Collection[int], completed: Mapping[int, int]) -> list[int]:
         again = super().fence_rails(landing, rails, completed)
         self.counts.fenced(landing.id, rails, again)
-        self.to_repeat.update(again)
+        self.to_repeat |= {(landing.id, rail, immediate) for rail in rails for immediate in again}
         return again
 
     def progress(self, timeout: float) -> list[Event]:

@@ -135,15 +135,17 @@ class ScheduledNetwork(SimulatedNetwork):
         for other in self._scheduled():
             if not other.process.dead:
                 aimed |= {target for landing, target in other.unposted if not mine.isdisjoint(landing)}
-                aimed |= {write.target for write in other.doubtful if self._comes_again(write, engine, mine)}
+                aimed |= {write.target for write in other.doubtful if self._comes_again(write, engine)}
         return aimed
 
     # ---- inside ----
 
-    @staticmethod
-    def _comes_again(write: SimulatedWrite, engine: ScheduledEngine, landings: set[bytes | None]) -> bool:
-        asked = write.batch.writes.immediate in engine.to_repeat
-        return asked and not landings.isdisjoint(write.batch.endpoint.landing_addresses)
+    def _comes_again(self, write: SimulatedWrite, engine: ScheduledEngine) -> bool:
+        """In doubt, and to a landing of this engine's that has asked for it, and is open."""
+        addresses = write.batch.endpoint.landing_addresses
+        opened = [self._landings[address] for address in addresses if address in self._landings]
+        rail, immediate = write.lane.remote.rail, write.batch.writes.immediate
+        return any(owner is engine and (of, rail, immediate) in engine.to_repeat for owner, of in opened)
 
     def _takes(self, flight: Flight, engine: NetworkUser, rail: int) -> bool:
         """Whether it goes by way of this rail of this engine's."""
