@@ -69,8 +69,8 @@ class Decode:
         self._burner = Burner()
         self._end = ReceivingEnd(name, Means(provider, LAYOUT, self._register, key), self._owner)
         self._fetched = 0
-        self._loop.start()
         self._end.start()
+        self._loop.start()
 
     def _register(self, fabric: TransferEngine) -> MemoryRegion:
         return fabric.register(self._pool.ctypes.data, self._pool.nbytes)

@@ -3,6 +3,7 @@
 import resource
 import secrets
 import threading
+from array import array
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
@@ -80,6 +81,7 @@ class LibfabricEngine(TransferEngine):
         self._endpoints: dict[int, _Opened] = {}
         self._batches: dict[int, tuple[Any, str]] = {}  # handle -> (batch, peer)
         self._expectations: dict[int, tuple[int, int]] = {}  # handle -> (landing id, slot)
+        self._forgotten = array("I")  # slots of expectations that are over, of which the core was not told yet
         self._error = self._ffi.new("kf_error *")
         self._events = self._ffi.new("kf_event[]", _EVENTS_PER_CALL)
         self._wake_lock = threading.Lock()
@@ -200,6 +202,7 @@ class LibfabricEngine(TransferEngine):
 
     def close_endpoint(self, endpoint: Landing | Sending) -> None:
         self._find(endpoint)
+        self._tell_forgotten()
         self._expectations = {h: at for h, at in self._expectations.items() if at[0] != endpoint.id}
         self._close(endpoint.id)
 
@@ -214,6 +217,7 @@ class LibfabricEngine(TransferEngine):
         if self._lib.kf_closes_dead_only(self._open()):
             raise FabricUsageError(f"{self.provider} closes endpoints of dead peers alone")
         opened.fenced.update(rails)
+        self._tell_forgotten()
         doubts = self._ffi.new("kf_doubt[]", [(immediate, 0, count) for immediate, count in completed.items()])
         mask = sum(1 << rail for rail in set(rails))
         if self._lib.kf_fence_rails(self._open(), opened.raw, mask, doubts, len(doubts), self._error):
@@ -263,6 +267,7 @@ class LibfabricEngine(TransferEngine):
         paged.check_count(count, at_least=1)
         paged.check_immediate(immediate)
         handle, (slot, _) = next(self._ids), unpack(immediate)
+        self._tell_forgotten()
         if self._lib.kf_expect(self._raw, opened.raw, handle, immediate, count):
             raise FabricUsageError(f"transfer slot {slot} is armed already")
         self._expectations[handle] = landing.id, slot
@@ -281,11 +286,18 @@ class LibfabricEngine(TransferEngine):
         return int(self._lib.kf_counted(self._raw, self._slot(handle)))
 
     def forget(self, handle: int) -> None:
+        """The core is told before it is asked for anything that depends on it. Each call of it gives the GIL away, and
+        transfers that arrive together would each hand it to a thread that cannot keep it."""
         if handle in self._expectations:
-            self._lib.kf_forget(self._raw, self._slot(handle))
-            del self._expectations[handle]
+            self._forgotten.append(self._expectations.pop(handle)[1])
+
+    def _tell_forgotten(self) -> None:
+        if self._forgotten:
+            slots, self._forgotten = self._forgotten, array("I")
+            self._lib.kf_forget(self._open(), self._ffi.from_buffer("uint32_t[]", slots), len(slots))
 
     def progress(self, timeout: float) -> list[Event]:
+        self._tell_forgotten()
         n = self._lib.kf_progress(self._open(), int(timeout * 1e9), self._events, _EVENTS_PER_CALL)
         return [self._event(self._events[i]) for i in range(n)]
 
@@ -330,6 +342,7 @@ class LibfabricEngine(TransferEngine):
         return int(self._read_counters().sleeps)
 
     def _read_counters(self) -> Any:
+        self._tell_forgotten()
         raw = self._ffi.new("kf_counters *")
         self._lib.kf_read_counters(self._open(), raw)
         return raw

@@ -11,11 +11,11 @@ from fabric.native import core, operation_error
 def decode(raw: Any, peer: str) -> Event:
     """`peer`: the label of the endpoint that the event is about."""
     lib = core().lib
-    error = operation_error(raw.error, peer)
     if raw.kind == lib.KF_ARRIVED:
         return Arrived(raw.id, raw.count, raw.first_ns, raw.last_ns)
     if raw.kind == lib.KF_WRITES_ENDED:
         return _writes_ended(raw, peer)
+    error = operation_error(raw.error, peer)
     if raw.kind == lib.KF_OVER_COUNTED:
         return OverCounted(raw.id, raw.count)
     assert error is not None, raw.kind

@@ -147,7 +147,7 @@ void kf_cancel(kf_engine *engine, kf_batch *batch, int64_t *posted, int64_t *com
 int kf_expect(kf_engine *engine, kf_endpoint *landing, int64_t handle, uint32_t immediate, int64_t count);
 void kf_revise(kf_engine *engine, uint32_t slot, int64_t count);
 int64_t kf_counted(const kf_engine *engine, uint32_t slot);
-void kf_forget(kf_engine *engine, uint32_t slot);
+void kf_forget(kf_engine *engine, const uint32_t *slots, int count);
 
 /* progress.c */
 int kf_progress(kf_engine *engine, int64_t timeout_ns, kf_event *events, int capacity);

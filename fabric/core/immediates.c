@@ -38,11 +38,15 @@ int64_t kf_counted(const kf_engine *engine, uint32_t slot) {
     return engine->slots[slot].count;
 }
 
-void kf_forget(kf_engine *engine, uint32_t slot) {
-    KF_GUARD(engine);
-    kf_unlink(&engine->slots[slot].ready);
-    engine->slots[slot].landing = NULL;
+static void kf_disarm_slot(kf_engine *engine, kf_slot *slot) {
+    kf_unlink(&slot->ready);
+    slot->landing = NULL;
     engine->counters.expectations--;
+}
+
+void kf_forget(kf_engine *engine, const uint32_t *slots, int count) {
+    KF_GUARD(engine);
+    for (int i = 0; i < count; i++) kf_disarm_slot(engine, &engine->slots[slots[i]]);
 }
 
 /* What expects this immediate on this landing, or NULL: of a wrong generation, of another landing, or over. */
@@ -68,5 +72,5 @@ bool kf_count_immediate(kf_engine *engine, kf_endpoint *landing, uint32_t immedi
 
 void kf_drop_expectations(kf_engine *engine, kf_endpoint *landing) {
     for (uint32_t slot = 0; slot < KF_SLOTS; slot++)
-        if (engine->slots[slot].landing == landing) kf_forget(engine, slot);
+        if (engine->slots[slot].landing == landing) kf_disarm_slot(engine, &engine->slots[slot]);
 }
