@@ -135,7 +135,7 @@ struct kf_endpoint {
     kf_node ready;   /* engine->ready_endpoints */
     kf_node batches; /* every batch of this endpoint that has not ended */
     kf_node queue;   /* batches with writes to post now, in order */
-    uint32_t outstanding, held; /* held: of those outstanding, see acknowledging.c */
+    uint32_t outstanding, held; /* held: of those outstanding, see acknowledging.c; those in doubt count as well */
     uint32_t turn; /* whose turn it is: counts the writes, over all batches */
     unsigned char *address; /* of the peer's landing: one on each of its rails, one after the other */
     uint32_t address_count;

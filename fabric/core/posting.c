@@ -94,12 +94,13 @@ static void kf_posted(kf_engine *engine, kf_port *port, kf_batch *batch, const k
  * not waited for as long: a landing that was closed never answers again. */
 static void kf_postpone(kf_engine *engine, kf_port *port, int64_t now) {
     engine->counters.post_retries++;
-    if (!port->blocked_since || port->outstanding) port->blocked_since = now;
+    bool awaits = port->outstanding && !kf_all_is_held(port->endpoint); /* of what is held nothing more is heard */
+    if (!port->blocked_since || awaits) port->blocked_since = now;
     port->backoff = port->backoff ? port->backoff * 2 : KF_BACKOFF_MIN_NS;
     if (port->backoff > KF_BACKOFF_MAX_NS) port->backoff = KF_BACKOFF_MAX_NS;
     port->retry_at = now + port->backoff;
     int64_t patience = engine->options.connect_timeout_ns / (port->was_connected ? KF_RECONNECT_SHARE : 1);
-    if (port->outstanding || now - port->blocked_since < patience) return;
+    if (awaits || now - port->blocked_since < patience) return;
     kf_error error;
     kf_set_error(&error, "fi_writemsg", FI_ETIMEDOUT);
     kf_fail_port(engine, port, &error);
@@ -215,7 +216,7 @@ void kf_completed(kf_engine *engine, kf_port *port, kf_operation *operation, con
         engine->counters.writes_failed++;
         kf_fail_batch(engine, batch, error);
     } else {
-        if (!batch->stopped) kf_tally_one(port, batch->immediate); /* else it may not have been delivered */
+        kf_tally_one(port, batch->immediate);
         engine->counters.writes_completed++;
         batch->completed++;
         kf_end_if_done(engine, batch);

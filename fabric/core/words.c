@@ -66,7 +66,8 @@ void kf_disarm(kf_engine *engine, kf_batch *batch) {
 /* It was raised to `value`, which somebody waited for. From when it was armed to its first move is no beat: the forward
  * may not have begun. */
 static void kf_keep_beat(kf_word *word, uint64_t value, int64_t now) {
-    if (word->fired && value > word->fired) word->beat_ns = (now - word->waiting_since_ns) / (int64_t)(value - word->fired);
+    int64_t waited = now - word->waiting_since_ns;
+    if (word->fired && value > word->fired) word->beat_ns = waited / (int64_t)(value - word->fired);
     word->fired = value;
     word->waiting_since_ns = now;
 }

@@ -16,9 +16,11 @@ static struct {
     int posted;
     void *done[MOST]; /* completions that were not read yet */
     int done_count;
+    bool refuses; /* every post, for now */
 } script;
 
 static ssize_t script_write(struct fid_ep *ep, const struct fi_msg_rma *message, uint64_t flags) {
+    if (script.refuses) return -FI_EAGAIN;
     script.asked[script.posted] = flags & FI_DELIVERY_COMPLETE;
     script.contexts[script.posted++] = message->context;
     return 0;
@@ -41,6 +43,7 @@ static struct fid_cq cq = {.ops = &cq_ops};
 static void script_open_port(int cap) {
     kf_port *port = script.port = script.endpoint->ports = (kf_port *)(script.endpoint + 1);
     port->endpoint = script.endpoint;
+    kf_node_init(&port->ready);
     port->ep = &ep;
     port->cq = &cq;
     port->peers = calloc(KF_MAX_RAILS, sizeof *port->peers);
@@ -93,6 +96,11 @@ static void script_go_on(void) {
     kf_drain(script.engine, script.port, 1);
     kf_post_all(script.engine, 1);
 }
+/* From now on; there is no patience with an endpoint that cannot post. */
+static void script_refuse(void) {
+    script.refuses = true;
+    script_go_on();
+}
 static void script_cancel(void) {
     int64_t posted, completed;
     kf_cancel(script.engine, script.batch, &posted, &completed);
@@ -102,3 +110,4 @@ static int script_asked(int write) { return script.asked[write]; }
 static int script_outstanding(void) { return (int)script.engine->counters.outstanding; }
 static int script_completed(void) { return (int)script.batch->completed; }
 static int script_ended(void) { return script.batch->ended; }
+static int script_failed(void) { return script.endpoint->failed; }

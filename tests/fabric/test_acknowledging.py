@@ -15,7 +15,7 @@ DECLARED = """
 void script_open(int cap, int in_order, int in_all); void script_close(void); void script_queue(int count);
 void script_complete(int write); void script_go_on(void); void script_cancel(void);
 int script_posted(void); int script_asked(int write); int script_outstanding(void); int script_completed(void);
-int script_ended(void);
+int script_ended(void); void script_refuse(void); int script_failed(void);
 """
 
 
@@ -134,3 +134,17 @@ def test_a_cancelled_batch_waits_only_for_what_the_provider_still_has(opened: Ca
         script.script_complete(write)
     script.script_go_on()
     assert (script.script_completed(), script.script_ended(), script.script_outstanding()) == (CAP, 1, 0)
+
+
+def test_an_endpoint_whose_peer_is_gone_does_not_wait_for_what_is_held(opened: Callable[..., Any]) -> None:
+    """A word that is awaited may yet come; nothing more is heard of what is held, and the provider takes nothing."""
+    script = opened()
+    script.script_queue(40)
+    for write in range(4):
+        script.script_complete(write)
+    script.script_refuse()
+    assert script.script_outstanding() == CAP - 1 and not script.script_failed()
+    for write in range(4, CAP):
+        script.script_complete(write)
+    script.script_go_on()
+    assert (script.script_failed(), script.script_ended(), script.script_outstanding()) == (1, 1, 0)
