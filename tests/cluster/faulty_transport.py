@@ -22,6 +22,7 @@ from fabric.api import Event, Landing, MemoryRegion, PageWrites, Sending
 from fabric.errors import FabricUsageError, FenceFailed
 from fabric.libfabric import LibfabricEngine
 from fabric.native import core
+from kv_messenger import data_plane
 from tests.cluster.repeated_words import RepeatingPeers
 
 _WORD = ctypes.sizeof(ctypes.c_void_p)
@@ -67,16 +68,17 @@ class _Reader:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._seen = 0
+        self._seen = (0, 0)
         self.script = Script()
         self.posts = self.calls = 0
         self.chance = random.Random(_SEED)
 
     def now(self) -> Script:
-        written = self._path.stat().st_ino if self._path.exists() else 0
+        status = self._path.stat() if self._path.exists() else None
+        written = (status.st_ino, status.st_mtime_ns) if status else (0, 0)  # an inode comes again
         if written != self._seen:
             self._seen, self.posts, self.calls = written, 0, 0
-            self.script = Script(**json.loads(self._path.read_text())) if written else Script()
+            self.script = Script(**json.loads(self._path.read_text())) if status else Script()
         return self.script
 
 
@@ -94,8 +96,8 @@ class FaultyEngine:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
 
-    def connect(self, *where: Any) -> Sending:
-        sending = self._engine.connect(*where)
+    def connect(self, *where: Any, **how: Any) -> Sending:
+        sending = self._engine.connect(*where, **how)
         self._replace_writemsg(sending)
         return sending
 
@@ -111,11 +113,11 @@ class FaultyEngine:
         self._may_raise("close_endpoint", FenceFailed("not closed, by the script"))
         self._engine.close_endpoint(endpoint)
 
-    def register(self, *memory: Any) -> MemoryRegion:
+    def register(self, *memory: Any, **how: Any) -> MemoryRegion:
         self._registrations += 1
         if self._registrations == self._reader.now().fail_registration:
             self._refuse_registrations()
-        return self._engine.register(*memory)
+        return self._engine.register(*memory, **how)
 
     def progress(self, timeout: float) -> list[Event]:
         self._may_raise("progress", RuntimeError("the thread ends here, by the script"))
@@ -173,10 +175,9 @@ def run(program: str, arguments: list[str], script: str) -> int:
     """The node's own `main`, over such a transport."""
     if Script(**json.loads(Path(script).read_text())).repeat_words:
         vars(importlib.import_module("prefill_node.node"))["DecodePeers"] = RepeatingPeers
-    node = importlib.import_module(program)
-    opened = node.open_engine
-    vars(node)["open_engine"] = lambda *args, **options: FaultyEngine(opened(*args, **options), Path(script))
-    return int(node.main(arguments))
+    opened = data_plane.open_engine
+    vars(data_plane)["open_engine"] = lambda *args, **options: FaultyEngine(opened(*args, **options), Path(script))
+    return int(importlib.import_module(program).main(arguments))
 
 
 def _pointer(address: int) -> int:
