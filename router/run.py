@@ -26,6 +26,7 @@ LAST_WORD_S = 2.0
 RETRYABLE = frozenset(
     {
         FailureCode.NODE_LOST,
+        FailureCode.NO_PREFILL,
         FailureCode.OVERLOADED,
         FailureCode.DRAINING,
         FailureCode.STALE_PEER,
@@ -35,7 +36,7 @@ RETRYABLE = frozenset(
         FailureCode.INTERNAL,
     }
 )
-"""Another decode node may do better."""
+"""Another decode node may do better, or the prefill nodes that there are by then."""
 DEADLINE_PASSED = Failure(FailureCode.DEADLINE, "The request's deadline passed.")
 
 log = logging.getLogger(__name__)
