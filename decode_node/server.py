@@ -1,7 +1,8 @@
 """The decode node's control plane: the link to the router, and one link to each address of prefill nodes.
 
 Runs on the control thread. It turns frames into calls on the node's two threads and knows nothing of their state,
-except when it last heard from a peer: a silent peer whose address refuses connections is proven dead.
+except when it last heard from a peer: one that is silent, or whose connection is broken, and whose address refuses
+connections is proven dead.
 """
 
 import logging
@@ -112,9 +113,8 @@ class PrefillLinks:
         """Ask the operating system about peers that were not heard of."""
         now = self._clock()
         for peer in self._peers.values():
-            if now - peer.last_heard > SILENT_AFTER_S and not peer.probing:
-                peer.probing = True
-                self._probe(peer.address.address, partial(self._probed, peer))
+            if now - peer.last_heard > SILENT_AFTER_S:
+                self._find_out(peer)
 
     def _send_now(self, address: PrefillAddress, message: msgspec.Struct) -> None:
         line = self._lines.get(address.address) or self._dial(address)
@@ -128,12 +128,19 @@ class PrefillLinks:
         """None where that is no address: nobody can listen there."""
         where = address.address
         try:
-            link = self._control.dial(where, ToDecode, lambda _, __, got: self._receive(where, got))
+            link = self._control.dial(
+                where, ToDecode, lambda _, __, got: self._receive(where, got), lambda: self._broken(where)
+            )
         except zmq.ZMQError as error:
             self._proven_dead(address.instance, str(error))
             return None
         line = self._lines[where] = _Line(link)
         return line
+
+    def _broken(self, address: str) -> None:
+        """Whoever was there may have ended."""
+        for peer in self._at(address):
+            self._find_out(peer)
 
     def _hang_up_now(self, instance: str) -> None:
         peer = self._peers.pop(instance, None)
@@ -180,6 +187,11 @@ class PrefillLinks:
             case RailLost():
                 return [lambda: receiver.on_rail_lost(message)]
         return []
+
+    def _find_out(self, peer: _Peer) -> None:
+        if not peer.probing:
+            peer.probing = True
+            self._probe(peer.address.address, partial(self._probed, peer))
 
     def _probed(self, peer: _Peer, refuses: bool) -> None:
         """On the probe's thread."""

@@ -11,6 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -26,6 +27,7 @@ HIGH_WATER_MARK = 1000
 MAX_POSTED = 10_000
 MAX_FRAMES_PER_TURN = 100
 TICK_S = 1.0
+_BROKEN = zmq.EVENT_DISCONNECTED | zmq.EVENT_CONNECT_RETRIED
 
 log = logging.getLogger(__name__)
 
@@ -39,12 +41,14 @@ class ControlOverloaded(RuntimeError):
 
 @dataclass(eq=False)
 class Link:
-    """One socket and what may arrive on it. `bound`: many peers behind identities, else one peer."""
+    """One socket and what may arrive on it. `bound`: many peers behind identities, else one peer. `monitor`: tells of
+    its connection, where somebody wants to know."""
 
     socket: "zmq.Socket[bytes]"
     expected: Any
     handler: Handler
     bound: bool
+    monitor: "zmq.Socket[bytes] | None" = None
 
 
 @dataclass
@@ -68,6 +72,8 @@ class ControlThread:
         self._gatekeeper = Gatekeeper(self._context, key)
         self._poller = zmq.Poller()
         self._links: dict[Any, Link] = {}
+        self._watched: dict[Any, Callable[[], None]] = {}
+        """By the monitor of a dialled socket, who wants to know that its connection is broken."""
         self._posted: deque[Callable[[], None]] = deque()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._thread = threading.Thread(target=self._run, name="control", daemon=True)
@@ -88,9 +94,10 @@ class ControlThread:
         socket.bind(address)
         return self._add(Link(socket, expected, handler, bound=True)), cast(bytes, socket.last_endpoint).decode()
 
-    def dial(self, address: str, expected: Any, handler: Handler) -> Link:
-        """A socket to one peer; reconnects by itself, and drops what was queued for a peer that is away. Raises
-        zmq.ZMQError for what is no address."""
+    def dial(self, address: str, expected: Any, handler: Handler, broken: Callable[[], None] | None = None) -> Link:
+        """A socket to one peer; reconnects by itself, and drops what was queued for a peer that is away. `broken` is
+        called whenever the connection ends, and whenever none can be made. Raises zmq.ZMQError for what is no
+        address."""
         socket = self._socket(zmq.DEALER)
         socket.routing_id = self._identity
         socket.reconnect_ivl = 100
@@ -101,12 +108,16 @@ class ControlThread:
         except zmq.ZMQError:
             socket.close()
             raise
-        return self._add(Link(socket, expected, handler, bound=False))
+        link = Link(socket, expected, handler, bound=False)
+        if broken is not None:
+            link.monitor = socket.get_monitor_socket(_BROKEN)
+            self._watched[link.monitor] = broken
+            self._poller.register(link.monitor, zmq.POLLIN)
+        return self._add(link)
 
     def hang_up(self, link: Link) -> None:
         if self._links.pop(link.socket, None) is not None:
-            self._poller.unregister(link.socket)
-            link.socket.close(0)
+            self._close(link, 0)
 
     def send_now(self, link: Link, message: msgspec.Struct, to: bytes = b"") -> bool:
         """On the control thread. False if the peer's queue is full or the peer is unknown: counted, not raised."""
@@ -149,8 +160,7 @@ class ControlThread:
         if self._thread.ident is not None:
             self._thread.join()
         for link in list(self._links.values()):
-            self._poller.unregister(link.socket)
-            link.socket.close(200)
+            self._close(link, 200)
         self._links.clear()
         self._gatekeeper.close()
         self._context.term()
@@ -177,6 +187,15 @@ class ControlThread:
         self._poller.register(link.socket, zmq.POLLIN)
         return link
 
+    def _close(self, link: Link, linger_ms: int) -> None:
+        self._poller.unregister(link.socket)
+        if link.monitor is not None:
+            self._poller.unregister(link.monitor)
+            del self._watched[link.monitor]
+            link.socket.disable_monitor()
+            link.monitor.close(0)
+        link.socket.close(linger_ms)
+
     def _frame(self, message: msgspec.Struct) -> bytes:
         return encode(message)
 
@@ -197,6 +216,8 @@ class ControlThread:
                     os.eventfd_read(self._wake)
                 elif socket in self._links:
                     self._receive(self._links[socket])
+                elif socket in self._watched:
+                    self._note_breaks(socket)
             self._run_posted()
             if time.monotonic() >= next_tick:
                 next_tick = time.monotonic() + TICK_S  # ticks missed in a pause are not made up for
@@ -218,6 +239,13 @@ class ControlThread:
             self._dispatch(link, sender, frames[-1])
             if link.socket not in self._links:
                 return
+
+    def _note_breaks(self, monitor: "zmq.Socket[bytes]") -> None:
+        """Several at once are one."""
+        with suppress(zmq.Again):
+            while True:
+                monitor.recv_multipart(zmq.NOBLOCK)
+        self._watched[monitor]()
 
     def _dispatch(self, link: Link, sender: bytes, frame: bytes) -> None:
         self.counters.received += 1

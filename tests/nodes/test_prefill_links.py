@@ -116,9 +116,23 @@ def test_two_instances_at_one_address_do_not_take_each_others_place(
     decode.ping(second, "prefill.1")
     decode.ping(second, "prefill.0")
     second.say(Welcome(instance="prefill.1", landing=2, layout=layout()))
-    assert [decode.next(), decode.next()] == [("dead", "prefill.0"), ("welcome", "prefill.1")]
+    heard = set(iter(decode.next, ("welcome", "prefill.1")))
+    assert heard == {("dead", "prefill.0")}
     decode.ping(second, "prefill.1")
     second.close()
+
+
+def test_one_that_ends_is_dead_before_anybody_misses_it(decode: Decode, first: Prefill) -> None:
+    """No clock ticks here."""
+    first.close()
+    assert decode.next() == ("dead", "prefill.0")
+
+
+def test_one_that_was_gone_before_it_was_asked_is_dead_at_once(decode: Decode, first: Prefill) -> None:
+    first.close()
+    assert decode.next() == ("dead", "prefill.0")
+    decode.links.send(PrefillAddress("prefill.0", "prefill", first.address), Ping(instance=ME))
+    assert decode.next() == ("dead", "prefill.0")
 
 
 def test_a_late_word_of_the_instance_before_proves_nothing_of_the_next(decode: Decode, first: Prefill) -> None:

@@ -72,8 +72,11 @@ class Wire:
 class DealerSocket:
     """Dials one address, again and again."""
 
-    def __init__(self, channel: "Channel", control: "SimulatedControl", address: str) -> None:
+    def __init__(
+        self, channel: "Channel", control: "SimulatedControl", address: str, broken: Callable[[], None] | None
+    ) -> None:
         self.control = control
+        self._broken = broken
         self.address = address
         self.link: Link | None = None
         self.bound: RouterSocket | None = None
@@ -96,6 +99,7 @@ class DealerSocket:
             self.bound = None
             self._up.broken(self._channel.schedule.random.randint(0, len(self._up.queue)))
             self.down.broken(len(self.down.queue))
+            self._tell_broken()
         if not self.closed and not self.control.process.dead:
             self.connect(RECONNECT_S)
 
@@ -104,12 +108,18 @@ class DealerSocket:
         self.cut()
         self._up.broken(len(self._up.queue))
 
+    def _tell_broken(self) -> None:
+        if self._broken is not None and not self.closed:
+            schedule = self._channel.schedule
+            schedule.after(schedule.within(self._channel.manners.message_delay), self._broken, self.control.process)
+
     def _reach(self) -> None:
         bound = self._channel.bound.get(self.address)
         if self.closed or self.bound is not None or self.control.process.dead:
             return
         if bound is None:
             self._channel.waiting.append(self)
+            self._tell_broken()
         else:
             bound.calling.append(self)
             self._channel.schedule.after(0.0, partial(self._accepted, bound), bound.control.process)
@@ -206,8 +216,8 @@ class SimulatedControl(ControlThread):
         self._channel.bind(address, socket)
         return socket.link, address
 
-    def dial(self, address: str, expected: Any, handler: Handler) -> Link:
-        socket = DealerSocket(self._channel, self, address)
+    def dial(self, address: str, expected: Any, handler: Handler, broken: Callable[[], None] | None = None) -> Link:
+        socket = DealerSocket(self._channel, self, address, broken)
         socket.link = Link(cast("zmq.Socket[bytes]", socket), expected, handler, bound=False)
         self.dealers.append(socket)
         socket.connect(self._channel.manners.message_delay)
