@@ -105,8 +105,8 @@ class Admission:
         if refusal is not None:
             self._refuse(request, refusal)
             return
-        now = self._clock()
-        job = Job(request, time.monotonic_ns(), now + request.deadline_s, list(request.prefills))
+        deadline = self._clock() + request.deadline_s
+        job = Job(request, time.monotonic_ns(), deadline, list(request.prefills), attempt=request.attempts)
         self._jobs[job.id] = job
         self._choices.open(job)
         self._queue.append(job)
@@ -296,7 +296,7 @@ class Admission:
     def _refuse(self, request: DecodeRequest, failure: Failure) -> None:
         self.counters.refused += 1
         event(log, "request refused", logging.WARNING, request=request.request, reason=failure.message)
-        ledger = Job(request, 0, 0.0, []).ledger(self._name)
+        ledger = Job(request, 0, 0.0, [], attempt=request.attempts).ledger(self._name)
         self._reply(
             RequestEnded(request=request.request, reason=FinishReason.ERROR, tokens=0, failure=failure, ledger=ledger)
         )

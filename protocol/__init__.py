@@ -7,6 +7,6 @@ frame and back, against fixed types and size limits; `curve` and `channel` hold 
 Must not know: torch (the router runs on a CPU box), how pages are scheduled, what libfabric is.
 """
 
-PROTOCOL_VERSION = 7
+PROTOCOL_VERSION = 8
 """Raised with every change of a record. The router refuses nodes of another version; it is part of the digest by which
 prefill and decode nodes know that they fit."""

@@ -139,7 +139,9 @@ class PrefillAddress(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class DecodeRequest(Message, frozen=True):
     """`request`: the key that names it on every node, minted once by the router. `public_id`: what the client called
     it, for logs only. `n`: choices, sequences of the one prompt, whose KV comes once; choice i draws from seed + i.
-    `deadline_s`: seconds from receipt. `prefills`: best first; asked in this order."""
+    `deadline_s`: seconds from receipt. `prefills`: best first; asked in this order. `attempts`: that were made for it
+    before, on any node; the next ones are numbered from there on, so that a node that gets it again tells them apart.
+    """
 
     request: Name
     public_id: PublicId
@@ -148,6 +150,7 @@ class DecodeRequest(Message, frozen=True):
     deadline_s: Seconds
     prefills: Annotated[list[PrefillAddress], msgspec.Meta(max_length=64)]
     n: Annotated[int, msgspec.Meta(ge=1, le=MAX_CHOICES)] = 1
+    attempts: Count = 0
 
 
 class Abort(Message, frozen=True):

@@ -18,6 +18,7 @@ from router.metrics import Metrics
 from router.policy import able_decodes, address, rank_decodes, rank_prefills
 from router.queueing import NOBODY, RequestFailed, RequestQueue
 from router.token_request import TokenRequest
+from router.tried import Tried
 
 LOST = Failure(FailureCode.NODE_LOST, "The node that served the request is gone.")
 REFUSED = Failure(FailureCode.INCOMPATIBLE, "The node does not serve such a request.")
@@ -87,15 +88,22 @@ class Dispatcher:
 
     # -- what a Run does --
 
-    def start(self, request: TokenRequest, tried: set[str]) -> Attempt:
+    def start(self, request: TokenRequest, tried: Tried) -> Attempt:
         """Send the request to the best node that takes the message. Raises RequestFailed."""
         able, prefills = self._able(), self._membership.of_role(Role.PREFILL)
-        for decode in rank_decodes(able, len(request.prompt), self._requests_per_node, tried):
-            ranking = rank_prefills(prefills, decode)
-            if self._channel.send(decode.instance, self._message(request, ranking)):
+        for decode in rank_decodes(able, len(request.prompt), self._requests_per_node, tried.decodes):
+            ranking = rank_prefills(prefills, decode, tried.prefills)
+            if self._channel.send(decode.instance, self._message(request, ranking, tried.attempts)):
+                tried.prefills.update(prefill.instance for prefill in ranking)
                 return self._open(request, decode, ranking)
             self.metrics.unsent.inc()
         raise RequestFailed(STOPPING if self._stopped else NOBODY)
+
+    def has_other_prefills(self, tried: Tried) -> bool:
+        """Whether some decode node could be offered one that was not."""
+        prefills = self._membership.of_role(Role.PREFILL)
+        rankings = (rank_prefills(prefills, decode, tried.prefills) for decode in self._able())
+        return any(ranking and ranking[0].instance not in tried.prefills for ranking in rankings)
 
     def finish(self, attempt: Attempt) -> None:
         """The router is done with it; whatever the node still sends is unknown from now on."""
@@ -147,7 +155,7 @@ class Dispatcher:
         )
         return attempt
 
-    def _message(self, request: TokenRequest, ranking: list[Member]) -> DecodeRequest:
+    def _message(self, request: TokenRequest, ranking: list[Member], attempts: int) -> DecodeRequest:
         return DecodeRequest(
             request=request.key,
             public_id=request.public_id,
@@ -156,6 +164,7 @@ class Dispatcher:
             deadline_s=max(0.0, request.deadline - self.clock()),
             prefills=[address(prefill) for prefill in ranking],
             n=request.n,
+            attempts=attempts,
         )
 
     def capacity(self) -> int:

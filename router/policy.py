@@ -29,14 +29,15 @@ def rank_decodes(able: Iterable[Member], prompt_tokens: int, limit: int, tried: 
     return sorted(free, key=lambda member: (not _fits(member, prompt_tokens), member.load, -member.status.pages_free))
 
 
-def rank_prefills(prefills: Iterable[Member], decode: Member) -> list[Member]:
-    """Usable prefill nodes that can feed `decode`, best first."""
+def rank_prefills(prefills: Iterable[Member], decode: Member, tried: Collection[str] = ()) -> list[Member]:
+    """Usable prefill nodes that can feed `decode`, best first; those that were tried already last."""
     able = [
         member
         for member in prefills
         if _can_prefill(member) and member.status.compatibility == decode.status.compatibility
     ]
-    return sorted(able, key=lambda member: (member.load, -member.status.pages_free))[:MAX_PREFILLS]
+    able.sort(key=lambda member: (member.instance in tried, member.load, -member.status.pages_free))
+    return able[:MAX_PREFILLS]
 
 
 def address(prefill: Member) -> PrefillAddress:

@@ -3,6 +3,8 @@
     waiting -> sent -> Tokens, ChoiceDone ... -> Ended            the node's last word
                     -> failure -> Restarted, sent elsewhere       once, while nothing was shown
                                -> Restarted, waiting              if all other nodes are full
+                               -> Restarted, sent anywhere        if only prefill nodes have failed it, and others
+                                                                  have come since
                                -> RequestFailed
 Leaving the `async with` before the end aborts the request on its node.
 """
@@ -19,6 +21,7 @@ from router.attempt import Attempt, FromAttempt
 from router.dispatch import Dispatcher
 from router.queueing import RequestFailed, Turn
 from router.token_request import ChoiceDone, Ended, Idle, Restarted, RunEvent, Times, TokenRequest, Tokens
+from router.tried import Tried
 
 MAX_ATTEMPTS = 2
 LAST_WORD_S = 2.0
@@ -26,7 +29,6 @@ LAST_WORD_S = 2.0
 RETRYABLE = frozenset(
     {
         FailureCode.NODE_LOST,
-        FailureCode.NO_PREFILL,
         FailureCode.OVERLOADED,
         FailureCode.DRAINING,
         FailureCode.STALE_PEER,
@@ -36,7 +38,7 @@ RETRYABLE = frozenset(
         FailureCode.INTERNAL,
     }
 )
-"""Another decode node may do better, or the prefill nodes that there are by then."""
+"""Another decode node may do better."""
 DEADLINE_PASSED = Failure(FailureCode.DEADLINE, "The request's deadline passed.")
 
 log = logging.getLogger(__name__)
@@ -57,7 +59,7 @@ class Run:
         self._dispatcher = dispatcher
         self._attempt: Attempt | None = None
         self._idle_s = idle_s
-        self._tried: set[str] = set()
+        self._tried = Tried()
         self._turn: Turn | None = None
         self._lost: Failure | None = None
         """What ended the first attempt, while a second one waits in line."""
@@ -92,11 +94,13 @@ class Run:
             return Tokens(said.tokens, said.choice)
         if isinstance(said, ChoiceEnded):
             return ChoiceDone(said.choice, said.reason)
-        self._leave_attempt()
+        decode = self._leave_attempt()
         if isinstance(said, RequestEnded) and said.reason in (FinishReason.STOP, FinishReason.LENGTH):
             self._ended = True
             return Ended(said.reason, said.ledger)
-        self._start_again(_failure(said))
+        failure = _failure(said)
+        self._tried.note(decode, failure, said.ledger.attempts if isinstance(said, RequestEnded) else 0)
+        self._start_again(failure)
         return Restarted()
 
     def stop_choice(self, choice: int) -> None:
@@ -149,7 +153,6 @@ class Run:
         self.times.first_token = 0.0
         self.times.sent = self.now()  # before the message leaves: the node's own time lies within ours
         self._attempt = self._dispatcher.start(self.request, self._tried)
-        self._tried.add(self._attempt.decode.instance)
 
     def _start_on_turn(self) -> None:
         """Raises RequestFailed: with what ended the first attempt, where that was the only node that could serve."""
@@ -183,7 +186,7 @@ class Run:
 
     def _start_again(self, failure: Failure) -> None:
         """Elsewhere at once, or back in line where every other node is full. Raises RequestFailed."""
-        if self.tokens_shown or failure.code not in RETRYABLE or len(self._tried) >= MAX_ATTEMPTS:
+        if not self._may_start_again(failure):
             raise RequestFailed(failure)
         try:
             self._start()
@@ -191,6 +194,13 @@ class Run:
             self._line_up_again(failure)
         self._dispatcher.metrics.retries.inc()
         event(log, "request retried", logging.WARNING, request=self.request.key, after=failure.message)
+
+    def _may_start_again(self, failure: Failure) -> bool:
+        if self.tokens_shown:
+            return False
+        if failure.code is FailureCode.NO_PREFILL:
+            return self._dispatcher.has_other_prefills(self._tried)
+        return failure.code in RETRYABLE and len(self._tried.decodes) < MAX_ATTEMPTS
 
     def _line_up_again(self, failure: Failure) -> None:
         """Give the turn to others and wait for another. Raises RequestFailed where none would come."""
@@ -202,10 +212,13 @@ class Run:
         except RequestFailed:
             raise RequestFailed(failure) from None
 
-    def _leave_attempt(self) -> None:
-        if self._attempt is not None:
-            self._dispatcher.finish(self._attempt)
-            self._attempt = None
+    def _leave_attempt(self) -> str:
+        """The decode node that it was on, if any."""
+        attempt, self._attempt = self._attempt, None
+        if attempt is None:
+            return ""
+        self._dispatcher.finish(attempt)
+        return attempt.decode.instance
 
 
 def _failure(said: RequestEnded | Failure) -> Failure:

@@ -9,6 +9,7 @@ from router.dispatch import Dispatcher
 from router.membership import LOST_AFTER_S, Member, Membership
 from router.metrics import Metrics
 from router.token_request import TokenRequest
+from router.tried import Tried
 from tests.router.fake_node import node_status
 
 
@@ -66,7 +67,7 @@ def cluster() -> Cluster:
 
 
 def test_a_request_counts_on_both_of_its_nodes_until_it_ends(cluster: Cluster) -> None:
-    attempt = cluster.dispatcher.start(token_request("one"), set())
+    attempt = cluster.dispatcher.start(token_request("one"), Tried())
     assert cluster.in_flight() == [1, 1]
     cluster.dispatcher.prompt_done(attempt)
     assert cluster.in_flight() == [1, 0]
@@ -77,10 +78,10 @@ def test_a_request_counts_on_both_of_its_nodes_until_it_ends(cluster: Cluster) -
 
 
 def test_a_request_of_before_a_silence_is_not_taken_off_the_node_that_returned(cluster: Cluster) -> None:
-    old = cluster.dispatcher.start(token_request("old"), set())
+    old = cluster.dispatcher.start(token_request("old"), Tried())
     cluster.all_fall_silent()
     cluster.announce()
-    new = cluster.dispatcher.start(token_request("new"), set())
+    new = cluster.dispatcher.start(token_request("new"), Tried())
     cluster.dispatcher.finish(old)
     assert cluster.in_flight() == [1, 1]
     cluster.dispatcher.finish(new)

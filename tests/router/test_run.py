@@ -4,14 +4,17 @@ import asyncio
 import itertools
 
 import msgspec
+import pytest
 
-from protocol.messages import TokenDelta
+from protocol.ledger import Ledger
+from protocol.messages import DecodeRequest, Failure, FailureCode, FinishReason, RequestEnded, Role, TokenDelta
 from protocol.sampling import SamplingParams
 from router.dispatch import Dispatcher
 from router.membership import Membership
 from router.metrics import Metrics
+from router.queueing import RequestFailed
 from router.run import Run
-from router.token_request import TokenRequest, Tokens
+from router.token_request import Restarted, TokenRequest, Tokens
 from tests.router.fake_node import node_status
 
 DEADLINE_S = 5.0
@@ -68,5 +71,52 @@ def test_the_first_token_is_the_first_of_any_choice_and_the_last_of_any_too() ->
             first_token = run.times.first_token
             assert await anext(run) == Tokens([7], choice=0)
             assert run.times.first_token == first_token < run.times.last_token
+
+    asyncio.run(work())
+
+
+class Mailbox:
+    """Keeps what is sent."""
+
+    def __init__(self) -> None:
+        self.box: asyncio.Queue[DecodeRequest] = asyncio.Queue()
+
+    def send(self, instance: str, message: msgspec.Struct) -> bool:
+        if isinstance(message, DecodeRequest):
+            self.box.put_nowait(message)
+        return True
+
+
+def without_prefills(attempts: int) -> RequestEnded:
+    return RequestEnded(
+        request="key",
+        reason=FinishReason.ERROR,
+        tokens=0,
+        failure=Failure(FailureCode.NO_PREFILL, "all of them are gone"),
+        ledger=Ledger(decode_node="d", attempts=attempts),
+    )
+
+
+def test_a_request_that_its_prefill_nodes_have_failed_is_sent_again_as_long_as_others_come() -> None:
+    """To the only decode node, which is not to blame; its attempts are numbered on."""
+
+    async def work() -> None:
+        mailbox, members = Mailbox(), Membership("", 0.0)
+        members.observe(node_status("d", local_prefill=False), 0.0)
+        members.observe(node_status("p1", role=Role.PREFILL, control_address="tcp://p1:1"), 0.0)
+        dispatcher = Dispatcher(members, mailbox, Metrics(), requests_per_node=1, queue_limit=1)
+        request = TokenRequest("key", "", [5, 6], SamplingParams(max_new_tokens=2), received_at=0.0, deadline=1e12)
+        async with asyncio.timeout(DEADLINE_S), Run(dispatcher, request, IDLE_S) as run:
+            next_event = asyncio.ensure_future(anext(run))
+            sent = await mailbox.box.get()
+            assert ([prefill.instance for prefill in sent.prefills], sent.attempts) == (["p1"], 0)
+            members.observe(node_status("p2", role=Role.PREFILL, control_address="tcp://p2:1"), 0.0)
+            dispatcher.on_message("d", without_prefills(3))
+            assert await next_event == Restarted()
+            sent = await mailbox.box.get()
+            assert ([prefill.instance for prefill in sent.prefills], sent.attempts) == (["p2", "p1"], 3)
+            dispatcher.on_message("d", without_prefills(5))
+            with pytest.raises(RequestFailed, match="all of them are gone"):
+                await anext(run)
 
     asyncio.run(work())
