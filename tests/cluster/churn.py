@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from threading import Lock
 
-from tests.cluster.exchange import text_of
+from tests.cluster.exchange import DONE, Exchange, text_of
 from tests.cluster.harness import ProcessCluster
 from tests.cluster.node_process import Role
 from tests.cluster.oracle import Oracle
@@ -82,8 +82,9 @@ class Churn:
     def _ask(self, plan: Plan) -> None:
         with self._cluster.ask(plan.prompt, plan.max_tokens, plan.stream) as asked:
             if plan.leaves_after is None:
-                said = text_of(list(asked.events())) if plan.stream else asked.text()
-                assert said == self._oracle.completion(plan.prompt, plan.max_tokens).text
+                said = _streamed(asked) if plan.stream else asked.text()
+                expected = self._oracle.completion(plan.prompt, plan.max_tokens).text
+                assert said == expected, f"{said!r} instead of {expected!r}"
             elif plan.leaves_after > 0:
                 for _ in zip(range(plan.leaves_after), asked.events(), strict=False):
                     continue
@@ -99,3 +100,10 @@ class Churn:
             self._cluster.ask(plan.prompt, plan.max_tokens, stream=True),
         ):
             held.reached_first()
+
+
+def _streamed(asked: Exchange) -> str:
+    """Of a whole stream, which must have succeeded."""
+    events = list(asked.events())
+    assert events[-1] == DONE, events
+    return text_of(events)

@@ -175,7 +175,7 @@ def run(program: str, arguments: list[str], script: str) -> int:
     """The node's own `main`, over such a transport."""
     if Script(**json.loads(Path(script).read_text())).repeat_words:
         vars(importlib.import_module("prefill_node.node"))["DecodePeers"] = RepeatingPeers
-    opened = data_plane.open_engine
+    opened = vars(data_plane)["open_engine"]
     vars(data_plane)["open_engine"] = lambda *args, **options: FaultyEngine(opened(*args, **options), Path(script))
     return int(importlib.import_module(program).main(arguments))
 
