@@ -4,16 +4,17 @@ from decode_node.job import Job
 from protocol.messages import Failure, FailureCode
 
 MAX_ATTEMPTS = 4
-"""Of one node."""
+"""After so many no prefill node is asked a second time; each one is asked once."""
 _TRY_SAME_PEER_AGAIN = frozenset({FailureCode.STALE_PEER, FailureCode.TRANSFER_FAILED})
 _GIVE_UP = frozenset({FailureCode.INVALID, FailureCode.TOO_LONG, FailureCode.DEADLINE})
 
 
 def may_retry(job: Job, failure: Failure) -> bool:
     """Its last peer comes back to the end of its list, where that may help."""
-    if failure.code in _GIVE_UP or job.attempt - job.request.attempts >= MAX_ATTEMPTS:
+    if failure.code in _GIVE_UP:
         return False
-    if failure.code in _TRY_SAME_PEER_AGAIN and job.peer is not None:
+    few = job.attempt - job.request.attempts < MAX_ATTEMPTS
+    if few and failure.code in _TRY_SAME_PEER_AGAIN and job.peer is not None:
         job.untried.append(job.peer)
     return bool(job.untried)
 

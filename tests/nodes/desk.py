@@ -79,6 +79,7 @@ class Desk:
         *,
         new: int = 3,
         n: int = 1,
+        attempts: int = 0,
         prefills: Sequence[PrefillAddress] = (FIRST,),
         deadline_s: float = 60.0,
         **sampling: Any,
@@ -92,6 +93,7 @@ class Desk:
                 deadline_s=deadline_s,
                 prefills=list(prefills),
                 n=n,
+                attempts=attempts,
             )
         )
 

@@ -8,7 +8,7 @@ import pytest
 
 from decode_node.retries import MAX_ATTEMPTS
 from protocol.gates import GateClient, Gates
-from protocol.messages import Failure, FailureCode, FinishReason
+from protocol.messages import Failure, FailureCode, FinishReason, PrefillAddress
 from tests.nodes.desk import FIRST, PAGE, SECOND, Desk
 
 # ---- the way of a request ----
@@ -179,6 +179,23 @@ def test_the_only_peer_is_asked_again_until_there_were_enough_attempts(code: Fai
     assert desk.code("A") is FailureCode.NO_PREFILL and len(desk.source.fetches) == MAX_ATTEMPTS
     assert desk.end("A").ledger.attempts == MAX_ATTEMPTS
     assert desk.admission.counters.retried == MAX_ATTEMPTS - 1
+
+
+def test_every_prefill_node_is_asked_however_many_are_gone() -> None:
+    desk = Desk()
+    peers = [PrefillAddress(f"p{number}", f"p{number}", f"tcp://p{number}:1") for number in range(2 * MAX_ATTEMPTS)]
+    desk.ask("A", prefills=peers)
+    for peer in peers:
+        assert desk.fetch("A").peer == peer
+        desk.fail("A", FailureCode.NODE_LOST)
+    assert desk.code("A") is FailureCode.NO_PREFILL
+
+
+def test_attempts_are_numbered_on_from_those_of_other_nodes() -> None:
+    desk = Desk()
+    desk.ask("A", attempts=5)
+    desk.fail("A", FailureCode.TRANSFER_FAILED)
+    assert desk.asked == ["A#6", "A#7"]
 
 
 def test_while_draining_nothing_is_tried_again() -> None:
