@@ -153,6 +153,7 @@ class Admission:
         if job is None:
             return
         self._give_up_pages(job)
+        job.failures.add(failure.code)
         if not self.draining and may_retry(job, failure):
             self.counters.retried += 1
             job.state = JobState.QUEUED

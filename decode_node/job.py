@@ -6,7 +6,7 @@ from enum import Enum
 from engine.request import Request
 from kv_messenger.attempts import Arrival
 from protocol.ledger import Ledger
-from protocol.messages import DecodeRequest, PrefillAddress, PrefillTimes
+from protocol.messages import DecodeRequest, FailureCode, PrefillAddress, PrefillTimes
 from protocol.ticket import TransferKey
 
 
@@ -44,6 +44,8 @@ class Job:
     """Its choices that have not ended: the engine's ids of them, by index."""
     safe: set[int] = field(default_factory=set)
     """Attempts whose pages were declared safe while we still held them."""
+    failures: set[FailureCode] = field(default_factory=set)
+    """Of its attempts here."""
     _next: Request | None = None
 
     @property

@@ -20,9 +20,11 @@ def may_retry(job: Job, failure: Failure) -> bool:
 
 
 def final_failure(job: Job, failure: Failure) -> Failure:
-    """What the router is told when no prefill node is left to ask."""
+    """What the router is told when no prefill node is left to ask: if none of them goes with this node, another decode
+    node may do better."""
     if failure.code in _GIVE_UP or failure.code is FailureCode.OVERLOADED:
         return failure
+    code = FailureCode.INCOMPATIBLE if job.failures == {FailureCode.INCOMPATIBLE} else FailureCode.NO_PREFILL
     attempts = f"{job.attempt} attempt{'s' * (job.attempt != 1)}"
     message = f"no prefill node left after {attempts}: {failure.message}"
-    return Failure(FailureCode.NO_PREFILL, message[:1000])
+    return Failure(code, message[:1000])

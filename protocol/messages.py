@@ -46,7 +46,7 @@ class FailureCode(Enum):
     OVERLOADED = "overloaded"
     """A bounded queue or the page pool is full now."""
     INCOMPATIBLE = "incompatible"
-    """Model, layout or protocol differ between the two sides."""
+    """Model, layout or protocol differ between the two sides; or between a decode node and all of its prefill nodes."""
     STALE_PEER = "stale_peer"
     """Addressed to another instance or a fenced landing: handshake again."""
     NO_DECODE = "no_decode"

@@ -148,6 +148,7 @@ def test_without_a_prefill_node_a_longer_prompt_is_refused() -> None:
 # ---- trying again ----
 
 GIVE_UP = {FailureCode.INVALID, FailureCode.TOO_LONG, FailureCode.DEADLINE}
+SAID_AS_IT_IS = {FailureCode.OVERLOADED, FailureCode.INCOMPATIBLE}
 SAME_AGAIN = [FailureCode.STALE_PEER, FailureCode.TRANSFER_FAILED]
 
 
@@ -165,8 +166,16 @@ def test_who_is_asked_next_depends_on_the_failure(code: FailureCode) -> None:
         assert desk.fetch("A").peer == FIRST and desk.asked[-1] == "A#3"
     else:
         assert len(desk.source.fetches) == 2
-        expected = FailureCode.OVERLOADED if code is FailureCode.OVERLOADED else FailureCode.NO_PREFILL
-        assert desk.code("A") is expected
+        assert desk.code("A") is (code if code in SAID_AS_IT_IS else FailureCode.NO_PREFILL)
+
+
+@pytest.mark.parametrize("last", [FailureCode.INCOMPATIBLE, FailureCode.NODE_LOST])
+def test_one_prefill_node_that_goes_with_this_one_is_enough_for_it_not_to_be_to_blame(last: FailureCode) -> None:
+    desk = Desk()
+    desk.ask("A", prefills=[FIRST, SECOND])
+    desk.fail("A", FailureCode.NODE_LOST if last is FailureCode.INCOMPATIBLE else FailureCode.INCOMPATIBLE)
+    desk.fail("A", last)
+    assert desk.code("A") is FailureCode.NO_PREFILL
 
 
 @pytest.mark.parametrize("code", SAME_AGAIN, ids=lambda code: code.value)

@@ -167,7 +167,7 @@ def test_a_prefill_node_that_does_not_keep_them_is_refused_with_what_to_do(tiny_
         cluster.add_prefill(shape(()))
         cluster.start(prefill=0)
         failure = cluster.router.ask(HELD_WHOLE, FEW)[1].result().failure
-        assert failure is not None and failure.code is FailureCode.NO_PREFILL
+        assert failure is not None and failure.code is FailureCode.INCOMPATIBLE
         assert "start it with --context hidden,logits" in failure.message
         expect_at_rest(cluster)
 

@@ -109,7 +109,9 @@ def test_a_silent_node_is_lost_after_its_missed_heartbeats(router: RunningRouter
     assert silent.status.name not in router.members()
 
 
-@pytest.mark.parametrize("code", [FailureCode.OVERLOADED, FailureCode.DRAINING, FailureCode.TRANSFER_FAILED])
+@pytest.mark.parametrize(
+    "code", [FailureCode.OVERLOADED, FailureCode.DRAINING, FailureCode.INCOMPATIBLE, FailureCode.TRANSFER_FAILED]
+)
 def test_what_one_node_refuses_another_serves(router: RunningRouter, code: FailureCode) -> None:
     refusing = router.node(refuse(code))
     answering_node(router)
