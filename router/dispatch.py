@@ -99,6 +99,14 @@ class Dispatcher:
             self.metrics.unsent.inc()
         raise RequestFailed(STOPPING if self._stopped else NOBODY)
 
+    def has_room(self, tried: Tried) -> bool:
+        """Whether a decode node that has not failed it would take one more now. Raises RequestFailed if none such is
+        left."""
+        able = [decode for decode in self._able() if decode.instance not in tried.decodes]
+        if not able:
+            raise RequestFailed(STOPPING if self._stopped else NOBODY)
+        return any(decode.in_flight < self._requests_per_node for decode in able)
+
     def has_other_prefills(self, tried: Tried) -> bool:
         """Whether some decode node could be offered one that was not."""
         prefills = self._membership.of_role(Role.PREFILL)

@@ -1,13 +1,15 @@
 """The one waiting line: first come, first served, bounded, in front of all decode nodes."""
 
 import asyncio
-from collections import deque
 from collections.abc import Callable
 
 from protocol.messages import Failure, FailureCode
 
 Turn = asyncio.Future[None]
 """Done: it is this request's turn. Fails with RequestFailed where nothing can serve any more."""
+
+Room = Callable[[], bool]
+"""Whether one that waits could be sent now. Raises RequestFailed where it never can."""
 
 NOBODY = Failure(
     FailureCode.NO_DECODE, "No decode node is ready that has a compatible prefill node; try again shortly."
@@ -28,7 +30,7 @@ class RequestQueue:
     def __init__(self, capacity: Callable[[], int], limit: int) -> None:
         self._capacity = capacity
         self._limit = limit
-        self._line: deque[Turn] = deque()
+        self._line: dict[Turn, Room] = {}
         self._inside = 0
 
     @property
@@ -40,14 +42,14 @@ class RequestQueue:
         if len(self._line) >= self._limit and self._inside >= self._capacity() > 0:
             raise RequestFailed(Failure(FailureCode.OVERLOADED, f"{self._limit} requests are waiting already."))
 
-    def join(self) -> Turn:
-        """Wait for the turn; `leave` must follow in any case. Raises RequestFailed at once where the line is full or
-        nothing can serve."""
+    def join(self, has_room: Room = lambda: True) -> Turn:
+        """Wait for the turn; `leave` must follow in any case. `has_room`: of one that not every node can serve; others
+        pass it while it is False. Raises RequestFailed at once where the line is full or nothing can serve."""
         if self._capacity() == 0:
             raise RequestFailed(NOBODY)
         self.check_room()
         turn: Turn = asyncio.get_running_loop().create_future()
-        self._line.append(turn)
+        self._line[turn] = has_room
         self.move_up()
         return turn
 
@@ -55,7 +57,7 @@ class RequestQueue:
         """The request ended, or gave up waiting."""
         if not turn.done():
             turn.cancel()
-            self._line.remove(turn)
+            del self._line[turn]
         elif turn.exception() is None:
             self._inside -= 1
             self.move_up()
@@ -65,11 +67,23 @@ class RequestQueue:
         capacity = self._capacity()
         if capacity == 0:
             self.dismiss(Failure(FailureCode.NO_DECODE, "The last ready node is gone."))
-        while self._line and self._inside < capacity:
+        for turn, has_room in list(self._line.items()):
+            if self._inside >= capacity:
+                return
+            self._admit(turn, has_room)
+
+    def _admit(self, turn: Turn, has_room: Room) -> None:
+        try:
+            if not has_room():
+                return
             self._inside += 1
-            self._line.popleft().set_result(None)
+            turn.set_result(None)
+        except RequestFailed as never:
+            turn.set_exception(never)
+        del self._line[turn]
 
     def dismiss(self, failure: Failure) -> None:
         """Nobody in line will get a turn."""
-        while self._line:
-            self._line.popleft().set_exception(RequestFailed(failure))
+        line, self._line = self._line, {}
+        for turn in line:
+            turn.set_exception(RequestFailed(failure))

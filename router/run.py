@@ -82,7 +82,7 @@ class Run:
         """Raises RequestFailed."""
         if self._ended:
             raise StopAsyncIteration
-        if self._attempt is None:
+        while self._attempt is None:
             if not await self._has_turn():
                 return Idle()
             self._start_on_turn()
@@ -146,7 +146,10 @@ class Run:
         if not self._turn.done():
             self._check_deadline()
             return False
-        self._turn.result()
+        try:
+            self._turn.result()
+        except RequestFailed as failed:
+            raise RequestFailed(self._lost or failed.failure) from None
         return True
 
     def _start(self) -> None:
@@ -155,13 +158,13 @@ class Run:
         self._attempt = self._dispatcher.start(self.request, self._tried)
 
     def _start_on_turn(self) -> None:
-        """Raises RequestFailed: with what ended the first attempt, where that was the only node that could serve."""
+        """Or stays without an attempt, where others took the room. Raises RequestFailed."""
         try:
             self._start()
         except RequestFailed:
             if self._lost is None:
                 raise
-            raise RequestFailed(self._lost) from None
+            self._line_up_again(self._lost)
 
     async def _next(self) -> FromAttempt | None:
         """None if nothing came in the idle time."""
@@ -203,12 +206,15 @@ class Run:
         return failure.code in RETRYABLE and len(self._tried.decodes) < MAX_ATTEMPTS
 
     def _line_up_again(self, failure: Failure) -> None:
-        """Give the turn to others and wait for another. Raises RequestFailed where none would come."""
+        """Give the turn to others, until a node that has not failed it has room. Raises RequestFailed, with what ended
+        the last attempt, where none will have any."""
         assert self._turn is not None
         turn, self._turn, self._lost = self._turn, None, failure
         self._dispatcher.queue.leave(turn)
         try:
-            self._turn = self._dispatcher.queue.join()
+            if self._dispatcher.has_room(self._tried):  # and yet it could not be sent
+                raise RequestFailed(failure)
+            self._turn = self._dispatcher.queue.join(lambda: self._dispatcher.has_room(self._tried))
         except RequestFailed:
             raise RequestFailed(failure) from None
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from protocol.messages import FailureCode
+from protocol.messages import Failure, FailureCode
 from router.queueing import RequestFailed, RequestQueue, Turn
 
 DEADLINE_S = 5.0
@@ -57,6 +57,37 @@ def test_a_newcomer_does_not_pass_those_in_line() -> None:
         capacity.value = 2
         late = queue.join()
         assert admitted(waiting, late) == [True, False]
+
+    run(work())
+
+
+def test_others_pass_one_for_whom_there_is_no_room_and_it_keeps_its_place() -> None:
+    async def work() -> None:
+        capacity, room = Capacity(1), [False]
+        queue = RequestQueue(capacity, limit=10)
+        first = queue.join()
+        choosy, other, last = queue.join(lambda: room[0]), queue.join(), queue.join()
+        queue.leave(first)
+        assert admitted(choosy, other, last) == [False, True, False]
+        room[0] = True
+        queue.leave(other)
+        assert admitted(choosy, last) == [True, False]
+
+    run(work())
+
+
+def test_one_for_whom_there_never_will_be_room_is_told() -> None:
+    def never() -> bool:
+        raise RequestFailed(Failure(FailureCode.NO_DECODE, "all have failed it"))
+
+    async def work() -> None:
+        queue = RequestQueue(Capacity(1), limit=10)
+        first, doomed, last = queue.join(), queue.join(never), queue.join()
+        queue.leave(first)
+        with pytest.raises(RequestFailed, match="all have failed it"):
+            await doomed
+        assert admitted(last) == [True]
+        assert queue.waiting == 0
 
     run(work())
 

@@ -14,7 +14,7 @@ from router.membership import Membership
 from router.metrics import Metrics
 from router.queueing import RequestFailed
 from router.run import Run
-from router.token_request import Restarted, TokenRequest, Tokens
+from router.token_request import Ended, Restarted, TokenRequest, Tokens
 from tests.router.fake_node import node_status
 
 DEADLINE_S = 5.0
@@ -118,5 +118,44 @@ def test_a_request_that_its_prefill_nodes_have_failed_is_sent_again_as_long_as_o
             dispatcher.on_message("d", without_prefills(5))
             with pytest.raises(RequestFailed, match="all of them are gone"):
                 await anext(run)
+
+    asyncio.run(work())
+
+
+def test_requests_of_a_node_that_stood_still_wait_for_room_on_another_one_when_it_is_back() -> None:
+    """Its own room is of no use to them: it has failed them."""
+
+    async def work() -> None:
+        mailbox, members = Mailbox(), Membership("", 0.0)
+        members.observe(node_status("slow", pages_free=64), 0.0)
+        dispatcher = Dispatcher(members, mailbox, Metrics(), requests_per_node=2, queue_limit=10)
+        requests = [
+            TokenRequest(key, "", [5], SamplingParams(max_new_tokens=2), received_at=0.0, deadline=1e12)
+            for key in ("a", "b", "c")
+        ]
+        async with (
+            asyncio.timeout(DEADLINE_S),
+            Run(dispatcher, requests[0], IDLE_S) as one,
+            Run(dispatcher, requests[1], IDLE_S) as two,
+        ):
+            asked = [asyncio.ensure_future(anext(run)) for run in (one, two)]
+            assert [(await mailbox.box.get()).request for _ in asked] == ["a", "b"]
+            members.observe(node_status("quick"), 0.0)
+            async with Run(dispatcher, requests[2], IDLE_S) as three:
+                ending = asyncio.ensure_future(anext(three))
+                assert (await mailbox.box.get()).request == "c"
+                dispatcher.on_lost("slow")
+                assert await asked[0] == await asked[1] == Restarted()
+                assert mailbox.box.get_nowait().request == "a"
+                waiting = asyncio.ensure_future(anext(two))
+                dispatcher.queue.move_up()
+                await asyncio.sleep(0)
+                assert dispatcher.queue.waiting == 1 and mailbox.box.empty()
+                dispatcher.on_message(
+                    "quick", RequestEnded("c", FinishReason.STOP, 0, None, Ledger(decode_node="quick"))
+                )
+                assert isinstance(await ending, Ended)
+            assert (await mailbox.box.get()).request == "b"
+            waiting.cancel()
 
     asyncio.run(work())
