@@ -50,7 +50,7 @@ class Fencing:
         if proven_dead or not self._fabric.fence_needs_dead_peer(peer.landing):
             self._drop(peer, failure)
         else:
-            self._peers.linger(peer)
+            self._linger(peer)
 
     def peer_dead(self, instance: str) -> None:
         """Its process is proven gone."""
@@ -115,6 +115,20 @@ class Fencing:
             if not self._peers.knows(instance):
                 self._hang_up(instance)
 
+    def _linger(self, peer: Peer) -> None:
+        transfers = len(self._attempts.of_landing(peer.landing))
+        why = f"{self._fabric.provider_of(peer.landing)} closes it only once the process is gone"
+        log_event(
+            log,
+            "landing kept, with the pages of its transfers",
+            logging.WARNING,
+            peer=peer.address.name,
+            peer_instance=peer.address.instance,
+            transfers=transfers,
+            reason=why,
+        )
+        self._peers.linger(peer)
+
     def _drop(self, peer: Peer, failure: Failure) -> None:
         self._peers.forget(peer)
         self._hang_up(peer.address.instance)
@@ -123,7 +137,7 @@ class Fencing:
     def _renew(self, peer: Peer) -> None:
         """Fence a live peer and greet it again on a fresh landing."""
         if self._fabric.fence_needs_dead_peer(peer.landing) and self._attempts.of_landing(peer.landing):
-            self._peers.linger(peer)
+            self._linger(peer)
         else:
             self._peers.forget(peer)
             self._fence(peer.landing, Failure(FailureCode.TRANSFER_FAILED, "the prefill node was fenced"))
