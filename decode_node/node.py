@@ -191,6 +191,8 @@ class DecodeNode:
             control_address="",
             status_address=self._pages.address,
             compatibility=self._compatibility,
+            dtype=engines.layout.dtype,
+            context=engines.layout.context,
             tokenizer=self._model.tokenizer,
             model=self._model.name,
             provider=self._fabric.provider,

@@ -1,26 +1,11 @@
-"""What both sides must agree on before a context crosses, and how they compare it in debug mode."""
+"""What a ticket must say of the context that crosses, and how both sides compare it in debug mode."""
 
 import ctypes
 import zlib
 
 from fabric.api import MemoryRegion
-from protocol.context import CONTEXT_NAMES, ContextLayout
+from protocol.context import ContextLayout
 from protocol.ticket import ContextSlot
-
-
-def refuse_context(source: ContextLayout, target: ContextLayout) -> str | None:
-    """Why a prefill side that computes `source` cannot give what `target` wants, or None if it can."""
-    for part in target.parts:
-        offered = source.size(part.name)
-        if offered is None:
-            names = [name for name in CONTEXT_NAMES if name in (*source.names, *target.names)]
-            return (
-                f"the decode side wants the {part.name} of the position before a prompt's last token, which the prefill"
-                f" side does not compute: start it with --context {','.join(names)}"
-            )
-        if offered != part.bytes:
-            return f"a context's {part.name}: {offered} bytes on the prefill side, {part.bytes} on the decode side"
-    return None
 
 
 def refuse_slot(wanted: ContextLayout, slot: ContextSlot | None) -> str | None:

@@ -14,7 +14,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kv_messenger.context import refuse_context
+from protocol.context import refuse_context
 from protocol.layout import KVLayout
 
 

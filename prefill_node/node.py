@@ -150,6 +150,8 @@ class PrefillNode:
             control_address=self._control_address,
             status_address=self._pages.address,
             compatibility=self._sender.compatibility,
+            dtype=engines.layout.dtype,
+            context=engines.layout.context,
             tokenizer=self._model.tokenizer,
             model=self._model.name,
             provider=self._fabric.provider,

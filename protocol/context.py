@@ -52,6 +52,21 @@ class ContextLayout(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 NO_CONTEXT = ContextLayout()
 
 
+def refuse_context(source: ContextLayout, target: ContextLayout) -> str | None:
+    """Why a prefill side that computes `source` cannot give what `target` wants, or None if it can."""
+    for part in target.parts:
+        offered = source.size(part.name)
+        if offered is None:
+            names = [name for name in CONTEXT_NAMES if name in (*source.names, *target.names)]
+            return (
+                f"the decode side wants the {part.name} of the position before a prompt's last token, which the prefill"
+                f" side does not compute: start it with --context {','.join(names)}"
+            )
+        if offered != part.bytes:
+            return f"a context's {part.name}: {offered} bytes on the prefill side, {part.bytes} on the decode side"
+    return None
+
+
 def context_names(text: str) -> tuple[ContextName, ...]:
     """Of `hidden,logits`, without repetitions and in the order of CONTEXT_NAMES. Raises ValueError."""
     asked: Sequence[str] = text.split(",") if text else ()

@@ -12,8 +12,9 @@ from typing import Annotated
 
 import msgspec
 
+from protocol.context import ContextLayout
 from protocol.fields import MAX_RAILS, Count, Immediate, Landing, Name, RailNumber, Seconds
-from protocol.layout import KVLayout
+from protocol.layout import DType, KVLayout
 from protocol.ledger import Ledger
 from protocol.sampling import SamplingParams, TokenId
 from protocol.ticket import TransferKey, TransferTicket
@@ -95,9 +96,9 @@ class NodeStatus(Message, frozen=True):
 
     instance: random per process. name: for people. control_address: where decode nodes dial (prefill role, else "").
     compatibility: digest of what must be equal on both sides of a pair: protocol, model and what its KV consists of,
-    but not how that is cut into pages and over ranks. tokenizer: digest of the tokenizer files, checked against the
-    router's. max_context: most tokens (prompt + new) one request may reach.
-    waiting: accepted requests that hold no pages yet. local_prefill: serves alone, needs no prefill node.
+    but not how that is cut into pages and over ranks. dtype, context: of its KV, and of the slots beside it. tokenizer:
+    digest of the tokenizer files, checked against the router's. max_context: most tokens (prompt + new) one request may
+    reach. waiting: accepted requests that hold no pages yet. local_prefill: serves alone, needs no prefill node.
     """
 
     protocol_version: Count
@@ -107,6 +108,8 @@ class NodeStatus(Message, frozen=True):
     control_address: Annotated[str, msgspec.Meta(max_length=256)]
     status_address: Annotated[str, msgspec.Meta(max_length=256)]
     compatibility: Name
+    dtype: DType
+    context: ContextLayout
     tokenizer: Name
     model: Name
     provider: Name

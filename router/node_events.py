@@ -23,8 +23,9 @@ from protocol.messages import (
     TokenDeltas,
 )
 from router.dispatch import Dispatcher
-from router.membership import Membership
+from router.membership import Member, Membership
 from router.node_channel import NodeChannel
+from router.policy import misfits
 
 SWEEP_S = 0.25
 MESSAGES_PER_TURN = 100
@@ -118,7 +119,17 @@ class NodeEvents:
         if known is None or was_refused != refusal or now is None or now.usable != was_usable:
             _log_change(status, refusal)
             self._dispatcher.queue.move_up()
+        if now is not None and now.usable and not was_usable:
+            self._warn_of_misfits(now)
         self._channel.send(instance, StatusAck(router_instance=self._router_instance, refusal=refusal))
+
+    def _warn_of_misfits(self, member: Member) -> None:
+        """Of one of them, when a node comes into use: they tend to be alike."""
+        found = misfits(member, self._membership)
+        if found:
+            prefill, decode, reason = found[0]
+            names = {"prefill": prefill.status.name, "decode": decode.status.name}
+            event(log, "nodes do not go together", logging.WARNING, **names, reason=reason, others=len(found) - 1)
 
     def _lose(self, instance: str, reason: str) -> None:
         event(log, "node lost", logging.WARNING, instance=instance, reason=reason)

@@ -1,7 +1,7 @@
 """The pages for operators: /health, /ready, /metrics, /v1/cluster."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -12,6 +12,7 @@ from starlette.responses import Response
 from protocol.messages import Role
 from router.dispatch import Dispatcher
 from router.membership import Member, Membership
+from router.policy import why_unfed
 
 
 class Operations:
@@ -50,13 +51,21 @@ class Operations:
     async def cluster(self, request: Request) -> Response:
         """The nodes as the router sees them."""
         now = self._clock()
-        return _json([_describe(member, now) for member in self._membership])
+        prefills = self._membership.of_role(Role.PREFILL)
+        return _json([_describe(member, now, _refusal(member, prefills)) for member in self._membership])
 
 
-def _describe(member: Member, now: float) -> dict[str, Any]:
+def _refusal(member: Member, prefills: Sequence[Member]) -> str | None:
+    """Why it is not used whatever it says of itself."""
+    if member.refusal is None and member.status.role is Role.DECODE:
+        return why_unfed(member, prefills)
+    return member.refusal
+
+
+def _describe(member: Member, now: float, refusal: str | None) -> dict[str, Any]:
     status: dict[str, Any] = msgspec.to_builtins(member.status)
     del status["type"]
-    own = {"ready": member.usable, "refusal": member.refusal, "in_flight": member.in_flight}
+    own = {"ready": member.usable and refusal is None, "refusal": refusal, "in_flight": member.in_flight}
     return status | own | {"heartbeat_age_s": round(now - member.seen_at, 3)}
 
 

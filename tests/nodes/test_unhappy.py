@@ -197,7 +197,7 @@ def test_a_peer_that_cannot_be_paired_is_refused_and_nobody_falls(
         prompt = prompt_of(40, seed)
         _, refused = cluster.router.ask(prompt, FEW, prefills=[other])
         end = refused.result()
-        assert end.failure is not None and end.failure.code is FailureCode.NO_PREFILL
+        assert end.failure is not None and end.failure.code is FailureCode.INCOMPATIBLE
         assert differs.said in end.failure.message
         _, answer = cluster.router.ask(prompt, FEW, prefills=[other, same])
         assert answer.result().failure is None and answer.tokens == oracle.greedy(prompt, 4)

@@ -8,6 +8,7 @@ import pytest
 
 from protocol import PROTOCOL_VERSION
 from protocol.channel import ControlThread, Link
+from protocol.context import NO_CONTEXT
 from protocol.messages import (
     MAX_DELTAS,
     Abort,
@@ -37,6 +38,8 @@ STATUS = NodeStatus(
     control_address="",
     status_address="",
     compatibility="digest",
+    dtype="float32",
+    context=NO_CONTEXT,
     tokenizer="digest",
     model="tiny",
     provider="simulated",

@@ -13,6 +13,7 @@ import zmq
 
 from protocol import PROTOCOL_VERSION
 from protocol.codec import decode, encode
+from protocol.context import NO_CONTEXT
 from protocol.curve import ClusterKey
 from protocol.ledger import Ledger
 from protocol.messages import (
@@ -101,6 +102,8 @@ def node_status(instance: str, **changes: Any) -> NodeStatus:
         control_address="",
         status_address=f"http://status/{instance}",
         compatibility="same",
+        dtype="float32",
+        context=NO_CONTEXT,
         tokenizer="",
         model="tiny",
         provider="net",

@@ -9,6 +9,7 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from protocol import PROTOCOL_VERSION
+from protocol.context import ContextLayout, ContextPart
 from protocol.curve import new_cluster_key
 from protocol.messages import Abort, DecodeRequest, FinishReason, Nack, Role, TokenDelta, TokenDeltas
 from tests.router.conftest import REPLY, end_token
@@ -50,6 +51,23 @@ def test_incompatible_nodes_are_never_paired(router: RunningRouter) -> None:
     prefill(router, "of-this-layout")
     assert router.http.post("/v1/completions", json=BODY).status_code == 200
     assert [one.name for one in node.requests[0].prefills] == ["of-this-layout"]
+
+
+def test_a_decode_node_that_no_prefill_node_goes_with_takes_no_request_and_says_why(
+    router: RunningRouter, caplog: pytest.LogCaptureFixture
+) -> None:
+    prefill(router, "p0")
+    picky = decode(router, context=ContextLayout((ContextPart("hidden", 8),)))
+    fitting = decode(router, running=9)
+    assert router.http.post("/v1/completions", json=BODY).status_code == 200
+    assert not picky.requests and len(fitting.requests) == 1
+    shown = router.members()
+    assert shown[picky.status.name]["ready"] is False and "p0" in shown[picky.status.name]["refusal"]
+    assert all(shown[name]["ready"] and shown[name]["refusal"] is None for name in ("p0", fitting.status.name))
+    (warning,) = [record for record in caplog.records if record.getMessage() == "nodes do not go together"]
+    said = vars(warning)["fields"]
+    assert (said["prefill"], said["decode"], said["others"]) == ("p0", picky.status.name, 0)
+    assert "--context hidden" in said["reason"]
 
 
 def test_a_node_with_another_tokenizer_is_refused_with_the_reason(router: RunningRouter) -> None:

@@ -2,9 +2,10 @@
 
 from typing import Any
 
+from protocol.context import ContextLayout, ContextPart
 from protocol.messages import Role
 from router.membership import Member
-from router.policy import MAX_PREFILLS, able_decodes, rank_decodes, rank_prefills
+from router.policy import MAX_PREFILLS, able_decodes, misfits, rank_decodes, rank_prefills, why_unfed
 from tests.router.fake_node import node_status
 
 LIMIT = 10
@@ -56,6 +57,37 @@ def test_a_decode_node_needs_a_prefill_node_of_its_own_kind() -> None:
     assert able_decodes(decodes, []) == []
     assert able_decodes(decodes, [prefill("p", ready=False)]) == []
     assert able_decodes(decodes, [prefill("p"), prefill("q")]) == decodes[:1]
+
+
+WANTS: dict[str, Any] = {"local_prefill": False, "context": ContextLayout((ContextPart("hidden", 8),))}
+
+
+def test_a_decode_node_needs_a_prefill_node_that_computes_what_it_wants() -> None:
+    picky, plain = decode("picky", **WANTS), decode("plain", local_prefill=False)
+    computes = prefill("q", context=picky.status.context)
+    assert able_decodes([picky, plain], [prefill("p")]) == [plain]
+    assert able_decodes([picky, plain], [prefill("p"), computes]) == [picky, plain]
+    assert rank_prefills([prefill("p"), computes], picky) == [computes]
+
+
+def test_why_no_prefill_node_can_feed_it() -> None:
+    picky, other = decode("picky", **WANTS), prefill("other", compatibility="other", dtype="float16")
+    reason = why_unfed(picky, [prefill("p"), other])
+    assert reason is not None and "not with p, as" in reason and "not with other, as" in reason and "float16" in reason
+    assert why_unfed(picky, [prefill("p"), prefill("q", context=picky.status.context)]) is None
+    assert why_unfed(picky, []) is None, "one may come"
+    assert why_unfed(picky, [prefill("p", ready=False)]) is None, "nor is one that is not in use a reason"
+    assert why_unfed(decode("alone", context=picky.status.context), [prefill("p")]) is None, "it needs none"
+
+
+def test_pairs_that_do_not_go_together_are_found_from_either_side() -> None:
+    picky, plain, feeder = decode("picky", **WANTS), decode("plain", local_prefill=False), prefill("p")
+    alone, idle = decode("alone", context=picky.status.context), prefill("idle", ready=False)
+    members = [picky, plain, feeder, alone, idle]
+    for one in (picky, feeder):
+        ((source, target, reason),) = misfits(one, members)
+        assert (source, target) == (feeder, picky) and "--context hidden" in reason
+    assert misfits(plain, members) == [] == misfits(alone, members)
 
 
 def test_prefill_nodes_are_ranked_by_load_then_free_pages() -> None:

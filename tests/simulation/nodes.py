@@ -12,6 +12,7 @@ from fabric.api import MemoryRegion
 from kv_messenger.pump import TICK_S, PumpOwner
 from protocol import PROTOCOL_VERSION
 from protocol.channel import TICK_S as CONTROL_TICK_S
+from protocol.context import NO_CONTEXT
 from protocol.gates import Gates
 from protocol.messages import (
     Abort,
@@ -162,6 +163,8 @@ class Node(ABC):
             control_address=self.address,
             status_address=f"http://{self.name}",
             compatibility="digest",
+            dtype="float32",
+            context=NO_CONTEXT,
             tokenizer="tokenizer",
             model="model",
             provider="simulated",
