@@ -15,7 +15,7 @@ from protocol.messages import Abort, DecodeRequest, Failure, FailureCode, Role, 
 from router.attempt import Attempt, FromNode
 from router.membership import Member, Membership
 from router.metrics import Metrics
-from router.policy import able_decodes, address, rank_decodes, rank_prefills
+from router.policy import able_decodes, address, rank_decodes, rank_prefills, why_unfed
 from router.queueing import NOBODY, RequestFailed, RequestQueue
 from router.token_request import TokenRequest
 from router.tried import Tried
@@ -53,7 +53,7 @@ class Dispatcher:
         self._stopped = False
         self.metrics = metrics
         self.clock = clock
-        self.queue = RequestQueue(self.capacity, queue_limit)
+        self.queue = RequestQueue(self.capacity, queue_limit, self._why_none)
 
     # -- what nodes say --
 
@@ -97,14 +97,14 @@ class Dispatcher:
                 tried.prefills.update(prefill.instance for prefill in ranking)
                 return self._open(request, decode, ranking)
             self.metrics.unsent.inc()
-        raise RequestFailed(STOPPING if self._stopped else NOBODY)
+        raise RequestFailed(self._why_none())
 
     def has_room(self, tried: Tried) -> bool:
         """Whether a decode node that has not failed it would take one more now. Raises RequestFailed if none such is
         left."""
         able = [decode for decode in self._able() if decode.instance not in tried.decodes]
         if not able:
-            raise RequestFailed(STOPPING if self._stopped else NOBODY)
+            raise RequestFailed(self._why_none())
         return any(decode.in_flight < self._requests_per_node for decode in able)
 
     def has_other_prefills(self, tried: Tried) -> bool:
@@ -178,6 +178,19 @@ class Dispatcher:
     def capacity(self) -> int:
         """Requests that the nodes may have at once; 0 where none can serve, or once stopped."""
         return len(self._able()) * self._requests_per_node
+
+    def _why_none(self) -> Failure:
+        """Why nothing can be sent. Where all nodes are there but do not go together, time mends nothing."""
+        if self._stopped:
+            return STOPPING
+        prefills = self._membership.of_role(Role.PREFILL)
+        ready = [member for member in self._membership.of_role(Role.DECODE) if member.usable]
+        reasons = [(member.status.name, why_unfed(member, prefills)) for member in ready]
+        if not reasons or any(reason is None for _, reason in reasons):
+            return NOBODY
+        name, reason = reasons[0]
+        text = f"No decode node can be used: {name} {reason}. This does not pass by itself; see /v1/cluster."
+        return Failure(FailureCode.NO_DECODE, text[:1000])
 
     def _able(self) -> list[Member]:
         if self._stopped:

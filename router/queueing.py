@@ -25,10 +25,14 @@ class RequestFailed(RuntimeError):
 
 
 class RequestQueue:
-    """Lets as many requests through at once as `capacity()` says now. One event loop only."""
+    """Lets as many requests through at once as `capacity()` says now; where that is 0, `why_none()` says why. One event
+    loop only."""
 
-    def __init__(self, capacity: Callable[[], int], limit: int) -> None:
+    def __init__(
+        self, capacity: Callable[[], int], limit: int, why_none: Callable[[], Failure] = lambda: NOBODY
+    ) -> None:
         self._capacity = capacity
+        self._why_none = why_none
         self._limit = limit
         self._line: dict[Turn, Room] = {}
         self._inside = 0
@@ -46,7 +50,7 @@ class RequestQueue:
         """Wait for the turn; `leave` must follow in any case. `has_room`: of one that not every node can serve; others
         pass it while it is False. Raises RequestFailed at once where the line is full or nothing can serve."""
         if self._capacity() == 0:
-            raise RequestFailed(NOBODY)
+            raise RequestFailed(self._why_none())
         self.check_room()
         turn: Turn = asyncio.get_running_loop().create_future()
         self._line[turn] = has_room

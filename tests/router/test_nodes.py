@@ -28,7 +28,7 @@ def prefill(router: RunningRouter, name: str, **status: Any) -> FakeNode:
 
 def decode(router: RunningRouter, **status: Any) -> FakeNode:
     script = answer(router.tokenizer.encode(REPLY), end_token(router))
-    return router.node(script, None, **{"local_prefill": False, **status})
+    return router.node(script, **{"local_prefill": False, **status})
 
 
 def test_a_request_carries_the_compatible_prefill_nodes_best_first(router: RunningRouter) -> None:
@@ -68,6 +68,18 @@ def test_a_decode_node_that_no_prefill_node_goes_with_takes_no_request_and_says_
     said = vars(warning)["fields"]
     assert (said["prefill"], said["decode"], said["others"]) == ("p0", picky.status.name, 0)
     assert "--context hidden" in said["reason"]
+
+
+def test_where_no_two_nodes_go_together_clients_are_not_told_to_wait(router: RunningRouter) -> None:
+    decode(router, name="d0")
+    waiting = router.http.post("/v1/completions", json=BODY).json()["error"]["message"]
+    assert "try again" in waiting, "a prefill node may come"
+    prefill(router, "p0", compatibility="other", dtype="bfloat16")
+    refused = router.http.post("/v1/completions", json=BODY)
+    message = refused.json()["error"]["message"]
+    assert refused.status_code == 503 and refused.json()["error"]["code"] == "no_capacity"
+    assert "try again" not in message
+    assert all(word in message for word in ("d0", "p0", "bfloat16", "float32", "--dtype"))
 
 
 def test_a_node_with_another_tokenizer_is_refused_with_the_reason(router: RunningRouter) -> None:
