@@ -64,7 +64,7 @@ class Dispatcher:
             return
         self.metrics.dropped("unknown_request")
         if isinstance(message, TokenDelta):
-            self.abort(instance, message.request)
+            self._tell_to_stop(instance, message.request)
 
     def on_lost(self, instance: str) -> None:
         """The node is gone: its requests fail here, and it is told to stop them in case it lives."""
@@ -137,6 +137,10 @@ class Dispatcher:
     def abort(self, instance: str, request: str, choice: int | None = None) -> None:
         """`choice` None: all of them."""
         self.metrics.aborts.inc()
+        self._tell_to_stop(instance, request, choice)
+
+    def _tell_to_stop(self, instance: str, request: str, choice: int | None = None) -> None:
+        """Or once more, where tokens crossed the first word."""
         if not self._channel.send(instance, Abort(request=request, choice=choice)):
             self.metrics.unsent.inc()
 

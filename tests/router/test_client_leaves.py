@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from protocol.curve import ClusterKey
+from protocol.messages import Abort, TokenDelta
 from tests.router.fake_node import FakeNode, stall, tokens_then_nothing
 from tests.router.running_router import RunningRouter
 from tests.router.streaming import COMPLETION, open_stream
@@ -44,6 +45,18 @@ def test_before_the_first_token(router: RunningRouter, stream: bool) -> None:
     client.leave()
     assert node.was_aborted(request)
     assert router.eventually(lambda: router.metric(*CANCELLED) == 1)
+
+
+def test_tokens_that_cross_the_abort_are_no_second_one(router: RunningRouter) -> None:
+    node = router.node(stall)
+    client = RawClient(router, stream=False)
+    request = only_request(node)
+    client.leave()
+    assert node.was_aborted(request)
+    for index in range(3):
+        node.say(TokenDelta(request=request, index=index, tokens=[50]))
+    assert node.wait_for(lambda node: len(node.of(Abort)) == 4), "the node is told again"
+    assert router.metric("kvferry_router_aborts_total") == 1
 
 
 def test_in_the_middle_of_a_stream(router: RunningRouter) -> None:
