@@ -150,13 +150,15 @@ class EndpointFailed:
 
 @dataclass(frozen=True, slots=True)
 class RailInDoubt:
-    """One rail of a sending endpoint broke with writes on their way; nothing goes over it any more, and the others go
-    on. Its batches do not end until `settle_rail` has said what became of those writes, or they are cancelled: whoever
-    hears of this asks the peer, which calls `fence_rails` with `remotes`, those of its rails that were written to, and
-    `completed`: for each immediate with writes in doubt, how many of its writes on this rail have completed.
+    """One rail of a sending endpoint broke; nothing goes over it any more, and the others go on. Batches with writes on
+    their way there do not end until `settle_rail` has said what became of these, or they are cancelled: whoever hears
+    of this asks the peer, which calls `fence_rails` with `remotes`, those of its rails that were written to, and
+    `completed`: for each immediate with writes in doubt, how many of its writes on this rail have completed. Where that
+    is empty, nobody needs to be asked.
 
-    Only for endpoints that were opened for it; where completed writes are known to be delivered, and a landing may be
-    closed while its peer lives; and if no other rail of ours has written to the same ones of the peer.
+    With writes on their way only for endpoints that were opened for it; where completed writes are known to be
+    delivered, and a landing may be closed while its peer lives; and if no other rail of ours has written to the same
+    ones of the peer.
     """
 
     endpoint: int

@@ -105,11 +105,12 @@ class SimulatedEndpoint:
             if write.batch.stopped:
                 write.batch.leave_doubt(rail)
                 write.batch.end_if_done()
-        if doubts := {write.batch.writes.immediate for write in self.in_flight[rail]}:
+        doubts = {write.batch.writes.immediate for write in self.in_flight[rail]}
+        if doubts:
             self.doubtful.add(rail)
-            completed = {immediate: self.tallies[rail].of(immediate) for immediate in doubts}
-            remotes = tuple(sorted(self.remotes[rail]))
-            self.events.append(RailInDoubt(self.id, self.peer, error, rail, remotes, completed))
+        completed = {immediate: self.tallies[rail].of(immediate) for immediate in doubts}
+        remotes = tuple(sorted(self.remotes[rail]))
+        self.events.append(RailInDoubt(self.id, self.peer, error, rail, remotes, completed))
         return True
 
     def settle(self, rail: int, again: Collection[int], now: int) -> None:

@@ -116,7 +116,7 @@ bool kf_enter_doubt(kf_engine *engine, kf_port *port, const kf_error *error) {
         endpoint->lost_remotes = lost_before;
         return port->doubt = false;
     }
-    port->error = *error;
+    port->error = *error; /* those that are stopped end with it */
     kf_mark_doubtful(engine, port);
     KF_EACH_IN_FLIGHT(engine, port, operation) {
         kf_batch *batch = operation->batch;
@@ -124,7 +124,6 @@ bool kf_enter_doubt(kf_engine *engine, kf_port *port, const kf_error *error) {
         kf_leave_doubt(engine, batch);
         kf_end_if_done(engine, batch);
     }
-    if (kf_next_in_flight(engine, port, port->operations)) kf_mark_ready(&engine->ready_ports, &port->ready);
     return true;
 }
 

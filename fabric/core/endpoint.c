@@ -287,6 +287,8 @@ void kf_fail_port(kf_engine *engine, kf_port *port, const kf_error *error) {
     bool doubt = port->outstanding || (!endpoint->landing && port->was_connected && !engine->delivery_complete);
     if (kf_has_other_port(port) && (!doubt || kf_enter_doubt(engine, port, error))) {
         engine->counters.rails_lost++;
+        port->error = *error;
+        if (!endpoint->landing) kf_mark_ready(&engine->ready_ports, &port->ready);
     } else {
         endpoint->failed_rail = endpoint->port_count > 1 ? (int32_t)(port - endpoint->ports) : -1;
         kf_fail_endpoint(engine, endpoint, error);

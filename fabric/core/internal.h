@@ -108,7 +108,7 @@ typedef struct kf_port {
     bool was_connected, lost; /* lost: failed, while the endpoint goes on with its others; or never to be used */
     bool doubt;       /* lost with writes on their way, of which the peer has not told yet what became */
     int close_failed; /* the negative FI_E... value of fi_close: it is neither closed nor used */
-    kf_error error;   /* why it is in doubt */
+    kf_error error;   /* why it is lost */
     kf_node ready;    /* engine->ready_ports */
     kf_tally *tallies; /* by slot; NULL: it is the endpoint's only port */
     kf_operation *operations, *free_operations;
