@@ -68,7 +68,6 @@ class Dispatcher:
 
     def on_lost(self, instance: str) -> None:
         """The node is gone: its requests fail here, and it is told to stop them in case it lives."""
-        self.metrics.lost.inc()
         self._end([one for one in self._attempts.values() if one.decode.instance == instance], LOST)
         self.queue.move_up()
 

@@ -4,7 +4,7 @@ Each process has a random instance id. A new instance at an address that an olde
 everything of the old one is dropped at once and it is never taken back.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from protocol import PROTOCOL_VERSION
@@ -60,8 +60,8 @@ class Membership:
     def of_role(self, role: Role) -> list[Member]:
         return [member for member in self._members.values() if member.status.role is role]
 
-    def observe(self, status: NodeStatus, now: float) -> tuple[str | None, list[str]]:
-        """A heartbeat. Returns why the node is refused (or None), and the instances that are lost because of it."""
+    def observe(self, status: NodeStatus, now: float) -> tuple[str | None, list[Member]]:
+        """A heartbeat. Returns why the node is refused (or None), and the nodes that are lost because of it."""
         if status.instance in self._replaced:
             return f"replaced by {self._replaced[status.instance]} at the same address", []
         lost = self._replace_predecessors(status)
@@ -77,8 +77,8 @@ class Membership:
         self._listens.update(dict.fromkeys(_addresses(status), status.instance))
         return refusal, lost
 
-    def sweep(self, now: float) -> list[str]:
-        """Call about four times a second, after the heartbeats at hand were read. Returns the instances lost.
+    def sweep(self, now: float) -> list[Member]:
+        """Call about four times a second, after the heartbeats at hand were read. Returns the nodes lost.
 
         Time in which this process itself did not run counts for no node.
         """
@@ -88,8 +88,7 @@ class Membership:
             for member in self._members.values():
                 member.seen_at += paused
         lost = [instance for instance, member in self._members.items() if now - member.seen_at > LOST_AFTER_S]
-        self._drop(lost)
-        return lost
+        return self._drop(lost)
 
     def max_context(self, model: int) -> int:
         """Most tokens that a request may reach on every node in use."""
@@ -103,20 +102,21 @@ class Membership:
             return f"tokenizer {status.tokenizer} differs from the router's {self._tokenizer}: serve the same model"
         return None
 
-    def _replace_predecessors(self, status: NodeStatus) -> list[str]:
+    def _replace_predecessors(self, status: NodeStatus) -> list[Member]:
         addresses = _addresses(status)
         known = {self._listens[address] for address in addresses if address in self._listens}
-        lost = sorted(known - {status.instance})
-        self._drop(lost)
-        for instance in lost:
-            self._replaced[instance] = status.instance
+        lost = self._drop(sorted(known - {status.instance}))
+        for member in lost:
+            self._replaced[member.instance] = status.instance
         while len(self._replaced) > MAX_REMEMBERED:
             del self._replaced[next(iter(self._replaced))]
         return lost
 
-    def _drop(self, instances: Collection[str]) -> None:
-        for instance in instances:
-            self._forget_addresses(self._members.pop(instance).status)
+    def _drop(self, instances: Iterable[str]) -> list[Member]:
+        dropped = [self._members.pop(instance) for instance in instances]
+        for member in dropped:
+            self._forget_addresses(member.status)
+        return dropped
 
     def _forget_addresses(self, status: NodeStatus) -> None:
         for address in _addresses(status):

@@ -28,11 +28,13 @@ class Metrics:
         self._refused = Counter("kvferry_router_requests_refused", "By HTTP status", ["status"], registry=registry)
         self.waiting = Gauge("kvferry_router_requests_waiting", "In line for a node", registry=registry)
         self.retries = Counter("kvferry_router_retries", "Second attempts on another node", registry=registry)
-        self.aborts = Counter("kvferry_router_aborts", "Requests, or choices of them, that were given up on a node", registry=registry)
+        self.aborts = Counter("kvferry_router_aborts", "Requests or choices given up on a node", registry=registry)
         self.tokens = Counter("kvferry_router_tokens", "Tokens received for live requests", registry=registry)
         self._dropped = Counter("kvferry_router_frames_dropped", "From nodes, by reason", ["reason"], registry=registry)
         self.unsent = Counter("kvferry_router_messages_unsent", "To nodes that do not read", registry=registry)
-        self.lost = Counter("kvferry_router_nodes_lost", "Nodes that fell silent or restarted", registry=registry)
+        self.lost = Counter(
+            "kvferry_router_nodes_lost", "Nodes that fell silent or restarted undrained", registry=registry
+        )
         self.nodes = Gauge("kvferry_router_nodes", "Usable nodes", ["role"], registry=registry)
         self.ttft = Histogram(
             "kvferry_router_ttft_seconds", "Receipt to first token", buckets=TTFT_BUCKETS, registry=registry

@@ -131,8 +131,14 @@ class NodeEvents:
             names = {"prefill": prefill.status.name, "decode": decode.status.name}
             event(log, "nodes do not go together", logging.WARNING, **names, reason=reason, others=len(found) - 1)
 
-    def _lose(self, instance: str, reason: str) -> None:
-        event(log, "node lost", logging.WARNING, instance=instance, reason=reason)
+    def _lose(self, member: Member, reason: str) -> None:
+        """One that was draining has gone as it said it would."""
+        node, instance = member.status.name, member.instance
+        if member.status.draining:
+            event(log, "node left", node=node, instance=instance)
+        else:
+            self._dispatcher.metrics.lost.inc()
+            event(log, "node lost", logging.WARNING, node=node, instance=instance, reason=reason)
         self._dispatcher.on_lost(instance)
 
     def _drop(self, reason: str, instance: str, detail: str) -> None:

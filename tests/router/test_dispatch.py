@@ -45,7 +45,7 @@ class Cluster:
         while self._now < until:
             self._now += 0.25
             for lost in self.members.sweep(self._now):
-                self.dispatcher.on_lost(lost)
+                self.dispatcher.on_lost(lost.instance)
         assert not list(self.members)
 
     def in_flight(self) -> list[int]:

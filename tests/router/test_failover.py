@@ -1,8 +1,10 @@
 """Nodes that refuse, die or fall silent: one retry while nothing was shown, else one clear error."""
 
 import json
+import logging
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
 import httpx
 import pytest
@@ -23,6 +25,7 @@ from tests.router.running_router import RunningRouter
 from tests.router.streaming import DONE, open_stream
 
 BODY = {"model": "tiny", "prompt": "Hi"}
+LOST = "kvferry_router_nodes_lost_total"
 RETRIES = "kvferry_router_retries_total"
 DEADLINE_S = 10.0
 
@@ -45,6 +48,11 @@ def restart(router: RunningRouter, node: FakeNode) -> FakeNode:
     """The node dies and a new process takes its address: known at once, without waiting for silence."""
     node.close()
     return router.node(stall, status_address=node.status.status_address, running=9)
+
+
+def logged(caplog: pytest.LogCaptureFixture, name: str) -> list[dict[str, Any]]:
+    """The fields of each such event."""
+    return [vars(record)["fields"] for record in caplog.records if record.getMessage() == name]
 
 
 def say_hello(router: RunningRouter) -> list[int]:
@@ -100,13 +108,31 @@ def test_a_stream_that_showed_nothing_yet_goes_on_elsewhere(router: RunningRoute
     assert twin.requests
 
 
-def test_a_silent_node_is_lost_after_its_missed_heartbeats(router: RunningRouter, ask: Ask) -> None:
+def test_a_silent_node_is_lost_after_its_missed_heartbeats(
+    router: RunningRouter, ask: Ask, caplog: pytest.LogCaptureFixture
+) -> None:
     silent, _ = router.node(stall), answering_node(router)
     asked = ask()
     assert silent.was_asked()
     silent.close()
     assert asked.result(DEADLINE_S).json()["choices"][0]["text"] == REPLY
     assert silent.status.name not in router.members()
+    assert router.metric(LOST) == 1
+    (said,) = logged(caplog, "node lost")
+    assert (said["node"], said["reason"]) == (silent.status.name, "silent")
+
+
+def test_a_node_that_was_draining_has_left_when_it_falls_silent(
+    router: RunningRouter, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    leaving = router.node(stall)
+    leaving.announce(draining=True)
+    assert router.eventually(lambda: not router.members()[leaving.status.name]["ready"])
+    leaving.close()
+    assert router.eventually(lambda: not router.members())
+    (said,) = logged(caplog, "node left")
+    assert said["node"] == leaving.status.name and not logged(caplog, "node lost") and router.metric(LOST) == 0
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """Membership as a pure record of heartbeats, on a clock that the test turns."""
 
 from protocol import PROTOCOL_VERSION
-from protocol.messages import Role
+from protocol.messages import NodeStatus, Role
 from router.membership import LOST_AFTER_S, MAX_NODES, Membership
 from tests.router.fake_node import node_status
 
@@ -11,8 +11,14 @@ TOKENIZER = ""
 def membership(*instances: str, at: float = 0.0) -> Membership:
     members = Membership(TOKENIZER, at)
     for instance in instances:
-        assert members.observe(node_status(instance), at) == (None, [])
+        assert observe(members, node_status(instance), at) == (None, [])
     return members
+
+
+def observe(members: Membership, status: NodeStatus, now: float) -> tuple[str | None, list[str]]:
+    """The lost by their instances."""
+    refusal, lost = members.observe(status, now)
+    return refusal, [member.instance for member in lost]
 
 
 def names(members: Membership) -> list[str]:
@@ -24,7 +30,7 @@ def run_until(members: Membership, now: float, until: float) -> list[str]:
     lost = []
     while now < until:
         now += 0.25
-        lost += members.sweep(now)
+        lost += [member.instance for member in members.sweep(now)]
     return lost
 
 
@@ -53,7 +59,7 @@ def test_time_in_which_the_router_itself_stood_still_counts_for_nobody() -> None
 def test_a_new_instance_at_an_address_replaces_the_old_one_for_good() -> None:
     members = membership("old")
     address = node_status("old").status_address
-    assert members.observe(node_status("new", status_address=address), 1.0) == (None, ["old"])
+    assert observe(members, node_status("new", status_address=address), 1.0) == (None, ["old"])
     refusal, lost = members.observe(node_status("old"), 2.0)
     assert refusal is not None and "new" in refusal and lost == []
     assert names(members) == ["new"]
@@ -63,15 +69,15 @@ def test_a_prefill_node_is_known_by_its_control_address_too() -> None:
     members = Membership(TOKENIZER, 0.0)
     members.observe(node_status("old", role=Role.PREFILL, control_address="tcp://p", status_address="http://1"), 0.0)
     replaced = node_status("new", role=Role.PREFILL, control_address="tcp://p", status_address="http://2")
-    assert members.observe(replaced, 0.1) == (None, ["old"])
+    assert observe(members, replaced, 0.1) == (None, ["old"])
 
 
 def test_an_address_that_a_node_left_is_free_for_another() -> None:
     members = membership("a")
     left = node_status("a").status_address
     members.observe(node_status("a", status_address="http://elsewhere"), 1.0)
-    assert members.observe(node_status("b", status_address=left), 1.0) == (None, [])
-    assert members.observe(node_status("c", status_address="http://elsewhere"), 1.0) == (None, ["a"])
+    assert observe(members, node_status("b", status_address=left), 1.0) == (None, [])
+    assert observe(members, node_status("c", status_address="http://elsewhere"), 1.0) == (None, ["a"])
 
 
 def test_a_heartbeat_updates_the_member_and_keeps_its_count() -> None:

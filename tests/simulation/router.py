@@ -102,7 +102,7 @@ class SimulatedRouter:
         match message:
             case NodeStatus():
                 refusal, lost = self._membership.observe(message, self._around.schedule.now)
-                self._each(lost, self._on_lost)
+                self._each([member.instance for member in lost], self._on_lost)
                 self._send(message.instance, StatusAck(router_instance=self.process.name, refusal=refusal))
                 self._start_waiting()
             case TokenDeltas():
@@ -162,7 +162,7 @@ class SimulatedRouter:
 
     def _sweep(self) -> None:
         now = self._around.schedule.now
-        self._each(self._membership.sweep(now), self._on_lost)
+        self._each([member.instance for member in self._membership.sweep(now)], self._on_lost)
         for request in self._open():
             if now >= request.deadline:
                 self._abort(request)
