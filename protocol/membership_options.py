@@ -3,6 +3,7 @@
 import argparse
 import secrets
 from dataclasses import dataclass
+from ipaddress import ip_address
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -46,6 +47,17 @@ def _router_address(text: str) -> str:
         complete = False
     if not complete:
         raise argparse.ArgumentTypeError(f"{text!r} is no router address: write tcp://HOST:PORT")
+    return text
+
+
+def _own_address(text: str) -> str:
+    """Peers are told it: one that means every interface of whoever reads it is none."""
+    try:
+        everywhere = text == "*" or ip_address(text.strip("[]")).is_unspecified
+    except ValueError:
+        everywhere = False
+    if everywhere:
+        raise argparse.ArgumentTypeError(f"{text} is no address that peers reach: give that of one interface")
     return text
 
 
@@ -101,8 +113,10 @@ def add_membership_options(parser: argparse.ArgumentParser, default_name: str) -
     group.add_argument("--name", default=default_name, help="name in logs and tables (default: %(default)s)")
     group.add_argument(
         "--host",
+        type=_own_address,
         default="127.0.0.1",
-        help="interface of its sockets and data plane (default: %(default)s)",
+        metavar="ADDRESS",
+        help="of the interface for its sockets and data plane; peers are told it (default: %(default)s)",
     )
     _add_data_plane_options(group)
     group.add_argument(

@@ -24,6 +24,20 @@ def test_nics_and_cores_are_lists() -> None:
     assert (member.nics, member.cores) == (("mlx5_0", "10.0.0.1"), frozenset({0, 1, 2, 8}))
 
 
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "[::]", "*"])
+def test_an_address_that_peers_cannot_reach_is_refused_with_what_to_do(
+    host: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        parsed("--host", host)
+    assert f"{host} is no address that peers reach: give that of one interface" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "10.0.0.1", "::1", "node-1.example"])
+def test_the_address_of_one_interface_is_taken(host: str) -> None:
+    assert parsed("--host", host).host == host
+
+
 @pytest.mark.parametrize(
     "words",
     [("--nics", "a,,b"), ("--nics", ""), ("--cores", "0-"), ("--cores", "x"), ("--cores", ""), ("--cores", "5-3")],
