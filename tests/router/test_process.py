@@ -134,7 +134,9 @@ def test_a_taken_port_is_said_so(model_folder: Path, key_file: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         command.append(str(taken.getsockname()[1]))
         done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
-    assert done.returncode == 1 and "in use" in done.stderr
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    said = done.stderr.splitlines()[-1]
+    assert all(word in said for word in ("in use", "127.0.0.1", command[-1], "--port 0"))
 
 
 def test_it_runs_without_torch_and_transformers() -> None:
