@@ -7,6 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
+
+from protocol.context import context_names
 
 Programs = Mapping[str, Sequence[str]]
 
@@ -79,6 +82,18 @@ class ClusterSpec:
                 if count < 1:
                     raise SpecError(f"--{role}-{option} must be at least 1, not {count}")
             check_division(self.model, self.division(role).tp, f"--{role}-tp")
+        self._check_numbers()
+
+    def _check_numbers(self) -> None:
+        """As the processes would, but at once and in the words of this command."""
+        if not 0 <= self.port < 1 << 16:
+            raise SpecError(f"--port {self.port} is none: 0 to 65535, 0 takes any free one")
+        settings = {"page_size": self.page_size, "num_blocks": self.num_blocks}
+        check_settings({name: value for name, value in settings.items() if value is not None})
+        try:
+            context_names(self.context or "")
+        except ValueError as error:
+            raise SpecError(f"--context: {error}") from error
 
     def division(self, role: str) -> Division:
         return self.prefill_division if role == "prefill" else self.decode_division
@@ -101,6 +116,17 @@ def check_division(model: Path, tp: int, option: str) -> None:
         raise SpecError(str(error)) from error
     except (AttributeError, TypeError, ValueError):
         return
+
+
+def check_settings(settings: Mapping[str, Any]) -> None:
+    """Of engines. Raises SpecError."""
+    from engine.config import ContinuousBatchingConfig  # as above
+
+    try:
+        ContinuousBatchingConfig(**settings)
+    except ValueError as error:
+        option, said = str(error).split(" ", 1)
+        raise SpecError(f"--{option.replace('_', '-')} {said}") from error
 
 
 def router_command(spec: ClusterSpec, key: Path, programs: Programs = PROGRAMS) -> list[str]:

@@ -1,6 +1,7 @@
 import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -72,6 +73,23 @@ def test_each_role_divides_its_devices_in_its_own_way(spec: ClusterSpec) -> None
 def test_a_role_without_devices_is_refused(spec: ClusterSpec, division: Division) -> None:
     with pytest.raises(SpecError, match=r"--decode-.p must be at least 1"):
         dataclasses.replace(spec, decode_division=division).check()
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"port": 99999}, "--port 99999 is none: 0 to 65535"),
+        ({"port": -1}, "--port -1"),
+        ({"page_size": 0}, "--page-size 0: must be a whole number from 4"),
+        ({"num_blocks": 0}, "--num-blocks 0: must be a whole number from 1"),
+        ({"context": "hidden,states"}, "--context: 'states'"),
+    ],
+)
+def test_a_number_or_name_that_a_process_would_refuse_is_refused_before_it_is_started(
+    spec: ClusterSpec, change: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(SpecError, match=said):
+        dataclasses.replace(spec, **change).check()
 
 
 def test_a_division_that_the_model_does_not_allow_is_refused_before_anything_starts(spec: ClusterSpec) -> None:
