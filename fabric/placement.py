@@ -6,7 +6,7 @@ Chosen from the machine's topology for the devices whose memory is moved, or as 
 import ipaddress
 import os
 import socket
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import psutil
@@ -39,7 +39,8 @@ class Wishes:
 
 def find_placement(wishes: Wishes, devices: Sequence[str]) -> Placement:
     """On this machine. `devices`: PCI addresses of the GPUs whose memory is moved; none: the host's is. Raises
-    FabricUnavailable for NICs and cores that there are none of."""
+    FabricUnavailable for NICs, addresses and cores that there are none of."""
+    check_addresses(wishes.nics, all_addresses())
     return place(read_machine(), wishes, devices, os.sched_getaffinity(0), interface_addresses())
 
 
@@ -50,6 +51,22 @@ def interface_addresses() -> dict[str, str]:
     return {name: addresses[0] for name, addresses in listed.items() if addresses}
 
 
+def all_addresses() -> dict[str, str]:
+    """The interface of each address of this machine, of either family."""
+    families = (socket.AF_INET, socket.AF_INET6)
+    found = psutil.net_if_addrs().items()
+    return {a.address.partition("%")[0]: name for name, addresses in found for a in addresses if a.family in families}
+
+
+def check_addresses(wished: Iterable[str], held: Mapping[str, str]) -> None:
+    """`held`: interfaces by their addresses. Raises FabricUnavailable for an address that none of them has."""
+    known = {ipaddress.ip_address(address) for address in held}
+    for name in wished:
+        if _is_address(name) and ipaddress.ip_address(name) not in known:
+            have = ", ".join(f"{address} ({interface})" for address, interface in held.items()) or "none"
+            raise FabricUnavailable(f"--nics: no interface has the address {name}; there are: {have}")
+
+
 def place(
     machine: Machine, wishes: Wishes, devices: Sequence[str], allowed: Collection[int], addresses: Mapping[str, str]
 ) -> Placement:
@@ -57,7 +74,7 @@ def place(
     named = [name for name in wishes.nics if not _is_address(name)]
     known = {nic.name: nic for nic in machine.nics}
     if unknown := [name for name in named if name not in known and name not in addresses]:
-        have = ", ".join([*known, *addresses]) or "none"
+        have = ", ".join(dict.fromkeys([*known, *addresses])) or "none"
         raise FabricUnavailable(f"--nics: no NIC or interface is called {unknown[0]}; there are: {have}")
     rails = tuple(_named_rail(name, known.get(name), wishes.host, addresses) for name in wishes.nics)
     slices = _slices(machine, candidates(machine), devices, allowed)

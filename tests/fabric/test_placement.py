@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from fabric.errors import FabricUnavailable
-from fabric.placement import Placement, Wishes, find_placement, interface_addresses, place
+from fabric.placement import Placement, Wishes, check_addresses, find_placement, interface_addresses, place
 from fabric.rails import Rail
 from fabric.sysfs import Machine
 from tests.fabric.machines import Tree, dgx_h100, p5_48xlarge
@@ -65,6 +65,31 @@ def test_names_of_nothing_are_refused_with_what_there_is(dgx: Machine) -> None:
         placed(dgx, Wishes(FAR, ("mlx9",)))
     with pytest.raises(FabricUnavailable, match=r"\[500\]"):
         placed(dgx, Wishes(FAR, cores=frozenset({0, 500})))
+
+
+def test_an_interface_that_has_a_name_twice_is_listed_once(tmp_path: Path) -> None:
+    laptop = Tree(tmp_path)
+    laptop.interface("eth0", laptop.device("00/00:03.0", "0x020000", -1))
+    with pytest.raises(FabricUnavailable, match="called mlx5_0; there are: ") as refused:
+        placed(laptop.machine(), Wishes(FAR, ("mlx5_0", "eth0")))
+    assert str(refused.value).count("eth0") == 1
+
+
+HELD = {"127.0.0.1": "lo", "10.0.0.1": "eth0", "10.0.0.2": "eth0", "fe80::1": "eth0"}
+
+
+@pytest.mark.parametrize("wished", [(), ("eth0",), ("10.0.0.2",), ("fe80:0::1", "127.0.0.1")])
+def test_any_address_of_an_interface_is_one(wished: tuple[str, ...]) -> None:
+    check_addresses(wished, HELD)
+
+
+def test_an_address_that_no_interface_has_is_refused_with_those_that_there_are() -> None:
+    with pytest.raises(
+        FabricUnavailable, match=r"address 10\.1\.2\.3; there are: 127\.0\.0\.1 \(lo\), 10\.0\.0\.1 \(eth0\)"
+    ):
+        check_addresses(("eth0", "10.1.2.3"), HELD)
+    with pytest.raises(FabricUnavailable, match=r"203\.0\.113\.9; there are: .*127\.0\.0\.1 \(lo\)"):
+        find_placement(Wishes("127.0.0.1", ("203.0.113.9",)), [])
 
 
 def test_cores_that_are_named_are_taken_as_they_are(dgx: Machine) -> None:
