@@ -65,12 +65,12 @@ def open_engine(
         for used in [[]] if name == SAME_HOST else [*near, asked]:
             raw, reason = _open_core(name, used, bounds, device_memory)
             if raw is not None:
-                return LibfabricEngine(raw, name, same_host, len(used), bounds)
+                return LibfabricEngine(raw, name, same_host, [str(rail) for rail in used], bounds)
             reasons.append(f"{name} on {', '.join(map(str, used)) or 'this host'}: {reason}")
     lacking = "provider that takes memory of CUDA devices" if device_memory else "usable provider"
+    others = f"; usable there: {', '.join(providers(asked[0].node)) or 'none'}" if provider else ""
     raise FabricUnavailable(
-        f"libfabric {version()} offers no {lacking} on {', '.join(map(str, asked))} ({'; '.join(reasons)}); "
-        f"usable there: {', '.join(providers(asked[0].node)) or 'none'}"
+        f"libfabric {version()} offers no {lacking} on {', '.join(map(str, asked))} ({'; '.join(reasons)}){others}"
     )
 
 

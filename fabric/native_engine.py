@@ -67,13 +67,15 @@ class _Registered:
 
 
 class LibfabricEngine(TransferEngine):
-    """Made by `fabric.libfabric.open_engine`. Owns every libfabric object; handles and ids are never reused."""
+    """Made by `fabric.libfabric.open_engine`. Owns every libfabric object; handles and ids are never reused. `nics`:
+    its rails, in words."""
 
-    def __init__(self, raw: Any, provider: str, same_host: bool, rails: int, limits: Limits) -> None:
+    def __init__(self, raw: Any, provider: str, same_host: bool, nics: Sequence[str], limits: Limits) -> None:
         self._ffi, self._lib = core()
         self._raw = raw
         self.provider = provider
-        self.rails = max(1, rails)
+        self.nics = nics
+        self.rails = max(1, len(nics))
         self._same_host = same_host
         self._limits = limits
         self._ids = count(1)

@@ -223,11 +223,12 @@ class Sender:
 
     def _open_session(self, hello: Hello) -> bool:
         try:
-            self._sessions.open(hello)
+            session = self._sessions.open(hello)
         except FabricError as error:
             self._refuse_hello(hello, Failure(FailureCode.OVERLOADED, str(error)[:1000]))
             return False
-        log_event(log, "session opened", peer=hello.name, peer_instance=hello.instance, landing=hello.landing)
+        way, instance = self.fabric.provider_of(session.endpoint), hello.instance
+        log_event(log, "session opened", peer=hello.name, peer_instance=instance, landing=hello.landing, provider=way)
         return True
 
     def _refuse_hello(self, hello: Hello, failure: Failure) -> None:

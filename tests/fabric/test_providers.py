@@ -46,6 +46,12 @@ def test_an_interface_that_does_not_exist_is_refused() -> None:
         open_engine("net", node="203.0.113.9")
 
 
+def test_where_every_provider_failed_none_is_called_usable() -> None:
+    with pytest.raises(FabricUnavailable, match=r"203\.0\.113\.9") as refused:
+        open_engine(node="203.0.113.9")
+    assert "usable there" not in str(refused.value)
+
+
 def test_endpoints_are_bound_to_the_interface(provider: str) -> None:
     engine = open_engine(provider, node="127.0.0.1")
     address = engine.open_landing("peer").address

@@ -1,5 +1,6 @@
 """Nodes of one host: KV goes through shared memory unless either side has switched it off, and the ledger says so."""
 
+import logging
 from pathlib import Path
 
 import pytest
@@ -26,13 +27,22 @@ def open_with(prefill: bool, decode: bool) -> OpenFabric:
     [(True, True, SAME_HOST), (True, False, "net"), (False, True, "net")],
 )
 def test_the_ledger_says_by_way_of_what_the_pages_came(
-    tiny_model: Path, oracle: Oracle, prefill: bool, decode: bool, provider: str, seed: int
+    tiny_model: Path,
+    oracle: Oracle,
+    prefill: bool,
+    decode: bool,
+    provider: str,
+    seed: int,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
+    caplog.set_level(logging.INFO)
     with Cluster(tiny_model, open_with(prefill, decode), Shape()).start() as cluster:
         (end,) = expect_oracle(cluster, oracle, [prompt_of(70, seed)])
         assert (end.ledger.provider, end.ledger.writes) == (provider, 5 * 3)
         statuses = [*(node.status() for node in cluster.prefill), *(node.status() for node in cluster.decode)]
         assert {status.provider for status in statuses} == {"net"}
+    (opened,) = [record for record in caplog.records if record.getMessage() == "session opened"]
+    assert vars(opened)["fields"]["provider"] == provider, "so does the log of the prefill node"
 
 
 @pytest.mark.slow
