@@ -100,7 +100,7 @@ class LocalCluster:
     def _pause(self, deadline: float, complaint: str) -> None:
         """Between two looks at the world: fail if a process died or the time is over."""
         for child in self.dead():
-            raise ClusterFailed(f"{child.name} ended with code {child.exit_code}; its log ends:\n{child.last_lines()}")
+            raise ClusterFailed(child.end)
         if time.monotonic() > deadline:
             limit = f"{self.spec.start_timeout_s:g} s (--start-timeout)"
             raise ClusterFailed(

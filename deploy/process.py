@@ -59,6 +59,13 @@ def start_time(pid: int) -> int | None:
     return None if fields[0] in "ZX" else int(fields[19])
 
 
+def signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # a real-time one
+        return f"signal {number}"
+
+
 class Child:
     """A running process, started by `spawn`. Owned by the launcher's main thread: the kernel ties its life to it."""
 
@@ -77,6 +84,14 @@ class Child:
         if ended is None:
             return None
         return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
+
+    @property
+    def end(self) -> str:
+        """Of one that has ended: how, and the last of what it said."""
+        code = self.exit_code
+        assert code is not None
+        how = f"ended with code {code}" if code >= 0 else f"was killed by {signal_name(-code)}"
+        return f"{self.name} {how}; its log ends:\n{self.last_lines()}"
 
     def last_lines(self, count: int = 15) -> str:
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-count:])

@@ -35,7 +35,7 @@ or with the openai client:
   answer = client.chat.completions.create(model="{model}", messages=messages, temperature=0)
   print(answer.choices[0].message.content)
 
-Nodes: {endpoint}/v1/cluster   logs: {logs}   stop: kvferry down
+Nodes: {endpoint}/v1/cluster   logs: {logs}   stop: kvferry down, or make down
 """
 
 Say = Callable[[str], None]
@@ -56,6 +56,7 @@ def run_foreground(spec: ClusterSpec, run_dir: Path, say: Say, programs: Program
         say(f"a cluster is running already: {other.endpoint or 'still starting'}; stop it with `kvferry down`")
         return 1
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    _remove_old_logs(run_dir)
     cluster = LocalCluster(spec, run_dir, say, programs)
     try:
         _record(cluster, ready=False)
@@ -67,12 +68,24 @@ def run_foreground(spec: ClusterSpec, run_dir: Path, say: Say, programs: Program
         say(str(error))
         return 1
     except KeyboardInterrupt:
-        say("stopping")
+        say(f"{_now()} stopping")
         return 0
     finally:
         cluster.stop()
         remove_state(run_dir)
-        say("stopped")
+        say(f"{_now()} stopped")
+
+
+def _remove_old_logs(run_dir: Path) -> None:
+    """Of the processes of earlier clusters, which may have been more. The launcher's is being written."""
+    for log in run_dir.glob("*.log"):
+        if log.name != LOG:
+            log.unlink()
+
+
+def _now() -> str:
+    """As the processes' logs have it."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
 
 def usage(endpoint: str, run_dir: Path) -> str:
@@ -99,7 +112,7 @@ def _watch(cluster: LocalCluster, say: Say) -> int:
             if child.name in reported:
                 continue
             reported.add(child.name)
-            say(f"{child.name} ended with code {child.exit_code}; its log ends:\n{child.last_lines()}")
+            say(f"{_now()} {child.end}")
         if "router" in reported:
             return 1
         time.sleep(WATCH_S)

@@ -67,6 +67,7 @@ def test_a_child_is_alive_until_it_is_asked_to_stop(tmp_path: Path) -> None:
     assert child.exit_code is None
     assert not stop(child)
     assert child.exit_code == -signal.SIGTERM
+    assert "was killed by SIGTERM; its log ends:\n" in child.end
     assert not child.id.alive
 
 
@@ -96,6 +97,7 @@ def test_what_an_ended_one_left_behind_is_killed_while_its_number_is_still_its_o
     assert not unreaped(child.id.pid)
     assert not child.finish(time.monotonic())
     assert child.exit_code == 7
+    assert "ended with code 7; its log ends:\nchild " in child.end
 
 
 def test_a_child_dies_when_its_launcher_is_killed(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -76,13 +77,28 @@ def test_the_cluster_goes_on_without_a_node_and_the_launcher_says_so_but_not_wit
     start(spec, run_dir, said)
     state = recorded(run_dir)
     state.members["decode-1"].send(signal.SIGKILL)
-    wait_for_line(state.launcher, run_dir / up.LOG, "decode-1 ended with code -9")
+    wait_for_line(state.launcher, run_dir / up.LOG, "decode-1 was killed by SIGKILL; its log ends:")
+    (line,) = [line for line in (run_dir / up.LOG).read_text().splitlines() if "decode-1 was killed" in line]
+    assert datetime.fromisoformat(line.split()[0]).tzinfo is not None
     assert state.launcher.alive
     assert state.members["router"].alive
     state.members["router"].send(signal.SIGKILL)
     assert state.launcher.wait(DEADLINE_S)
     assert not any(process.alive for process in state.members.values())
     assert read_state(run_dir) is None
+
+
+def test_logs_of_an_earlier_cluster_are_gone_when_another_one_runs(
+    spec: ClusterSpec, run_dir: Path, said: list[str]
+) -> None:
+    run_dir.mkdir()
+    for name in ("decode-7.log", "router.log", "launcher.log", "notes.txt"):
+        (run_dir / name).write_text("what was said before\n")
+    assert start(spec, run_dir, said) == 0
+    logs = {log.name: log.read_text() for log in run_dir.glob("*.log")}
+    assert sorted(logs) == ["decode-0.log", "decode-1.log", "launcher.log", "prefill-0.log", "router.log"]
+    assert "said before" not in "".join(logs.values())
+    assert (run_dir / "notes.txt").exists()
 
 
 def test_no_node_survives_a_launcher_that_was_killed(spec: ClusterSpec, run_dir: Path, said: list[str]) -> None:
