@@ -129,6 +129,7 @@ class DecodeNode:
         view = NodeView(self.unhealthy, self._unready, self._gauges, self._counters, self._engines.ledger)
         self._pages = StatusServer(membership.host, membership.status_port, node_pages(view))
         self._idle = threading.Event()
+        self._draining = False
 
     # ---- life ----
 
@@ -149,6 +150,7 @@ class DecodeNode:
     def drain(self, grace_s: float) -> bool:
         """Take nothing new and wait for what runs. False if some of it was still running at the end."""
         self._idle.clear()
+        self._draining = True  # before the engines know: the router is told at once, and the node may be idle, and go
         self._for_each(Admission.start_draining)
         self._tick_engines()
         self._control.post(self._router.announce)
@@ -197,7 +199,7 @@ class DecodeNode:
             model=self._model.name,
             provider=self._fabric.provider,
             ready=self.unhealthy() is None,
-            draining=any(admission.draining for admission in self._admissions),
+            draining=self._draining,
             local_prefill=self._local_prefill,
             page_size=engines.layout.page_size,
             pages_total=engines.pages_total,

@@ -12,9 +12,11 @@ from typing import cast
 
 import pytest
 
+from decode_node.node import DecodeNode
 from fabric.api import Landing, TransferEngine
 from fabric.simulated import Faults, SimulatedEngine, SimulatedNetwork
 from kv_messenger import peers, receiver_transfer, sessions
+from prefill_node.node import PrefillNode
 from protocol.gates import GateClient
 from protocol.messages import FailureCode, FinishReason, NodeStatus, PrefillAddress, Role
 from protocol.sampling import SamplingParams
@@ -259,6 +261,16 @@ def test_a_router_that_restarts_finds_no_work_of_its_predecessor(tiny_model: Pat
         cluster.router.instance = "router-2"
         assert answer.result().reason is FinishReason.CANCELLED
         cluster.wait_pages_returned()
+
+
+def test_a_node_that_is_told_to_stop_says_so_at_once(tiny_model: Path) -> None:
+    """Before its engines know: an idle one has gone a moment later."""
+    with Cluster(tiny_model, open_named("net"), Shape()).start() as cluster:
+        nodes: list[PrefillNode | DecodeNode] = [*cluster.prefill, *cluster.decode]
+        for node in nodes:
+            assert not node.status().draining
+            node.drain(0.0)
+            assert node.status().draining
 
 
 def test_a_prefill_node_at_what_is_no_address_is_passed_over(tiny_model: Path, oracle: Oracle, seed: int) -> None:
