@@ -303,8 +303,9 @@ class Receiver:
         self.counters.arrived += 1
         self.counters.writes += writes
         self.counters.bytes += moved
-        self._owner(attempt).kv_arrived(Arrival(key, writes, moved, attempt.arrived_ns, attempt.provider))
-        log_event(log, "kv arrived", request=key.request, attempt=key.attempt, writes=writes, bytes=moved)
+        way = attempt.provider
+        self._owner(attempt).kv_arrived(Arrival(key, writes, moved, attempt.arrived_ns, way))
+        log_event(log, "kv arrived", request=key.request, attempt=key.attempt, writes=writes, bytes=moved, provider=way)
 
     def _compare(self, attempt: Attempt) -> Failure | None:
         """Debug mode: what arrived in each replica set, against its source's checksums."""

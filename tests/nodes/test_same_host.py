@@ -41,8 +41,9 @@ def test_the_ledger_says_by_way_of_what_the_pages_came(
         assert (end.ledger.provider, end.ledger.writes) == (provider, 5 * 3)
         statuses = [*(node.status() for node in cluster.prefill), *(node.status() for node in cluster.decode)]
         assert {status.provider for status in statuses} == {"net"}
-    (opened,) = [record for record in caplog.records if record.getMessage() == "session opened"]
-    assert vars(opened)["fields"]["provider"] == provider, "so does the log of the prefill node"
+    for said in ("session opened", "kv arrived"):
+        (line,) = [record for record in caplog.records if record.getMessage() == said]
+        assert vars(line)["fields"]["provider"] == provider, "so do the logs of both nodes"
 
 
 @pytest.mark.slow
