@@ -55,17 +55,21 @@ class Gates:
         if self._path is None:
             return False
         with self._change:
-            if name in self._held:
-                self._reached.add(name)
-                self._change.notify_all()
-                return True
-            return False
+            return self._stands_at(name)
+
+    def _stands_at(self, name: str) -> bool:
+        """Under the lock. Whoever waits is asked again with every change: a gate that was released and held again before
+        it could go on is reached anew."""
+        if name in self._held and name not in self._reached:
+            self._reached.add(name)
+            self._change.notify_all()
+        return name in self._held
 
     def wait(self, name: str) -> None:
         """Block this thread while `name` is held."""
         if self.held(name):
             with self._change:
-                self._change.wait_for(lambda: name not in self._held, MAX_HOLD_S)
+                self._change.wait_for(lambda: not self._stands_at(name), MAX_HOLD_S)
 
     async def wait_async(self, name: str) -> None:
         """`wait` for a coroutine."""

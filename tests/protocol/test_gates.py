@@ -34,6 +34,31 @@ def test_a_thread_waits_at_a_held_gate_until_it_is_released(tmp_path: Path) -> N
     assert not (tmp_path / "gates").exists()
 
 
+def test_one_that_stands_there_is_found_by_whoever_holds_the_gate_next(tmp_path: Path) -> None:
+    """Also where it did not get to go on in between."""
+    gates = Gates(str(tmp_path / "gates"))
+    gates.start()
+    client = GateClient(str(tmp_path / "gates"))
+    client.hold("decode:join")
+    stopped = threading.Event()
+
+    def pass_again_and_again() -> None:
+        while not stopped.is_set():
+            gates.wait("decode:join")
+
+    thread = threading.Thread(target=pass_again_and_again, daemon=True)
+    thread.start()
+    for _ in range(100):
+        client.release("decode:join")
+        client.hold("decode:join")
+        assert client.reached("decode:join", DEADLINE_S)
+    stopped.set()
+    client.release("decode:join")
+    thread.join()
+    client.close()
+    gates.close()
+
+
 def test_held_never_blocks_and_release_tells_listeners(tmp_path: Path) -> None:
     gates = Gates(str(tmp_path / "gates"))
     released = threading.Event()
