@@ -58,8 +58,8 @@ class Gates:
             return self._stands_at(name)
 
     def _stands_at(self, name: str) -> bool:
-        """Under the lock. Whoever waits is asked again with every change: a gate that was released and held again before
-        it could go on is reached anew."""
+        """Under the lock. Whoever waits is asked again with every change: a gate that was released, and held again
+        before it could go on, is reached anew."""
         if name in self._held and name not in self._reached:
             self._reached.add(name)
             self._change.notify_all()

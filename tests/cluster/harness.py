@@ -161,7 +161,8 @@ class ProcessCluster:
             if name not in self.nodes or not self.nodes[name].runs:
                 self.add(role, name)
         self.wait_ready(*names, seconds=seconds)
-        self.wait_forgotten(*({member["name"] for member in self.members()} - names))
+        living = {node.instance for node in self.nodes.values()}
+        eventually(lambda: {member["instance"] for member in self.members()} == living, "the router forgets the dead")
         self.wait_at_rest()
 
     # ---- what it says of itself ----
