@@ -32,7 +32,7 @@ def test_nodes_of_different_models_are_never_paired(
             assert refused.status == 503
             error = refused.json()["error"]
         assert error["code"] == "no_capacity"
-        assert "compatible" in error["message"]
+        assert "goes with no prefill node" in error["message"]
     assert cluster.http.get("/ready").status_code == 503
     cluster.add("prefill", "prefill-wide", "--page-size", "32")
     cluster.wait_ready("prefill-wide")
@@ -67,6 +67,7 @@ def test_a_model_that_cannot_be_served_ends_the_process_with_one_line(
     arguments += ["--router", cluster.nodes_address, "--cluster-key", str(cluster.key)]
     process = NodeProcess(role, arguments, tmp_path / "log")
     assert process.wait() == 1
-    (line,) = process.log.read_text().splitlines()
+    *logged, line = process.log.read_text().splitlines()
+    assert {json.loads(event)["level"] for event in logged} <= {"info"}
     assert line.startswith(f"kvferry {role}: ") and reason in line
     assert "broken" not in {event.get("node") for event in cluster.events("router")}
